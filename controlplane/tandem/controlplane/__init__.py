@@ -1,1 +1,1 @@
-"""Starts and keeps a cluster running: launchers, the reconcile loop, what `up` does. Serves no request itself."""
+"""Starts and keeps a cluster running: launchers, the reconcile loop, the steps of `up`. Serves no request itself."""

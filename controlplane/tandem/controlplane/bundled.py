@@ -1,4 +1,4 @@
-"""Where the bundled model lies: `models/` of a source checkout, or `tandem/models/` of an installed wheel."""
+"""Location of the bundled model: `models/` of a source checkout, or `tandem/models/` of an installed wheel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NAME = "tandem-tiny"
 
 
 def bundled_model() -> Path:
-    """The folder of the bundled model; ModelError if this installation has none."""
+    """Return the folder of the bundled model; ModelError if this installation has none."""
     checkout = Path(__file__).resolve().parents[3] / "models" / NAME
     candidates = [checkout] if (checkout.parents[1] / "pyproject.toml").is_file() else []
     namespace = importlib.util.find_spec("tandem")

@@ -31,7 +31,7 @@ class ChildProcess:
         self._loop = asyncio.get_running_loop()
         self._exited: asyncio.Future[int] = self._loop.create_future()
         self._unsent = bytearray()
-        # While the exited leader is not reaped, its process id cannot belong to anybody else.
+        # While the exited leader is not reaped, its process id cannot be reused.
         self._pidfd = os.pidfd_open(process.pid)
         try:
             self._loop.add_reader(self._pidfd, self._on_exit)
@@ -55,7 +55,7 @@ class ChildProcess:
             )
             try:
                 return cls(process, log_file, log.tell())
-            except OSError:  # out of descriptors or memory: it would run on, and nobody would own it
+            except OSError:  # out of descriptors or memory: it would run on without an owner
                 _discard(process)
                 raise
 
@@ -93,7 +93,8 @@ class ChildProcess:
             transport.close()
 
     def write(self, line: str) -> None:
-        """A line for its standard input. What a pipe does not hold is kept until it reads. OSError when it is gone."""
+        """Write a line to its standard input. Data beyond the pipe's capacity is kept until it reads. OSError when it
+        is gone."""
         stdin = self._process.stdin
         assert stdin is not None
         if stdin.closed:
@@ -103,11 +104,11 @@ class ChildProcess:
         self._send(stdin.fileno())
 
     async def wait(self) -> int:
-        """The exit code, once it has ended; −N for signal N."""
+        """Wait for its end and return the exit code; −N for signal N."""
         return await asyncio.shield(self._exited)
 
     async def wait_at_most(self, seconds: float) -> bool:
-        """True if it has ended, after `seconds` at the latest. Unlike `wait_for`, it never swallows a cancellation."""
+        """True if it ends within `seconds`. Unlike `wait_for`, it never swallows a cancellation."""
         done, _ = await asyncio.wait([self._exited], timeout=seconds)
         return bool(done)
 
@@ -136,7 +137,7 @@ class ChildProcess:
                 os.killpg(self.pid, signal.SIGKILL)
 
     def last_line(self) -> str:
-        """The last line that it wrote to its log, empty if none."""
+        """Return the last line that it wrote to its log, empty if none."""
         try:
             with self._log_file.open("rb") as log:
                 log.seek(max(self._log_start, self._log_file.stat().st_size - 8192))
@@ -146,7 +147,7 @@ class ChildProcess:
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
     def end_reason(self, code: int) -> str:
-        """One line on why it ended with `code`, for people."""
+        """Return in one line why it ended with `code`."""
         how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         last = self.last_line()
         return (
@@ -194,7 +195,7 @@ def _discard(process: subprocess.Popen[bytes]) -> None:
 
 
 def message_in(line: str) -> dict[str, Any]:
-    """The JSON object that a child wrote as one line; {} for any other line."""
+    """Return the JSON object that a child wrote as one line; {} for any other line."""
     try:
         said = json.loads(line) if line.startswith("{") else None
     except ValueError:

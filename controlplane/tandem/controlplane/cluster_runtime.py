@@ -45,7 +45,7 @@ from tandem.statestore.stores.desired import DesiredStateStore
 from tandem.statestore.stores.events import ClusterEventStore
 
 ROUTER_GRACE_S = 10.0
-"""What a router gets beyond its own `drain_s`: last words, and giving back what it holds."""
+"""Time for a router beyond its own `drain_s`: to send final errors, and to release its holds."""
 _POLL_S = 0.1
 _STOP_TIMEOUT_S = 30.0
 Run = Callable[[], Coroutine[Any, Any, None]]
@@ -76,7 +76,7 @@ class RunningCluster:
         self._router_grace_s = resolved.router.drain_s + ROUTER_GRACE_S
 
     async def run(self, signals: Signals, *, ready_timeout_s: float) -> None:
-        """Until a signal or `clusterctl down`; StartupError when the cluster does not become ready in time."""
+        """Run until a signal or `clusterctl down`; StartupError when the cluster does not become ready in time."""
         self._stop, self._hurry = asyncio.Event(), asyncio.Event()
         with signals.heard_by(self._on_signal):
             await self._run_until_stopped(ready_timeout_s)
@@ -165,7 +165,7 @@ class RunningCluster:
                     await events.flush()
 
     def _sizing(self, launcher: Launcher, store: DesiredStateStore, steering: RegisteredSteering) -> list[Run]:
-        """What keeps the RayCluster as large as it has to be, where there is one that is ours to resize."""
+        """Return the task that resizes the RayCluster to the needed size, where there is one that is ours to resize."""
         section = self._resolved.config.ray.raycluster
         if not section.name or not isinstance(launcher, RayLauncher):
             return []
@@ -187,7 +187,7 @@ class RunningCluster:
         beside: Sequence[Run],
         ready_timeout_s: float,
     ) -> None:
-        """Everything side by side until the desired state is stopped; the first failure ends it all."""
+        """Run all parts concurrently until the desired state is stopped; the first failure ends them all."""
         try:
             async with asyncio.TaskGroup() as group:
                 working = group.create_task(controller.run())
@@ -207,7 +207,7 @@ class RunningCluster:
     async def _announce(
         self, controller: Controller, router: RouterProcess, events: EventLog, ready_timeout_s: float
     ) -> None:
-        """Wait until requests are answered, then say how to send one."""
+        """Wait until requests are answered, then print how to send one."""
         began_s = time.monotonic()
         missing: list[str] = []
         try:
@@ -293,7 +293,7 @@ class RunningCluster:
 
     def _show(self, happened: ClusterEvent) -> None:
         if happened.kind is EventKind.WAITING and happened.reason.startswith(FOR_A_PLACE):
-            return  # its own words say so (`_show_report`)
+            return  # its own output reports it (`_show_report`)
         if happened.kind is not EventKind.DESIRED_CHANGED:
             self._say(happened.subject, f"{str(happened.kind).replace('_', ' ')}: {happened.reason}")
 
@@ -316,7 +316,7 @@ class RunningCluster:
 
 
 def _access(addresses: Ready, anonymous: Anonymous) -> str:
-    """Who is let in, in words."""
+    """Return which clients are let in, in words."""
     if not addresses.is_open:
         return f"access needs an API key; `{called()} key create --tenant NAME` makes one"
     if anonymous is Anonymous.ALWAYS:
@@ -325,7 +325,7 @@ def _access(addresses: Ready, anonymous: Anonymous) -> str:
 
 
 async def _wait_until_serving(base_url: str, missing: list[str]) -> None:
-    """Until /readyz misses nothing, of no model; until then `missing` holds it. The caller bounds the time."""
+    """Wait until /readyz misses nothing, of no model; until then `missing` holds it. The caller bounds the time."""
     # A child of our own, which was asked at its own address: its certificate names others.
     async with httpx.AsyncClient(trust_env=False, timeout=5.0, verify=False) as client:  # noqa: S501
         while True:
@@ -340,7 +340,7 @@ async def _wait_until_serving(base_url: str, missing: list[str]) -> None:
 
 
 def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The failure that an operator can act on, out of all that happened at once."""
+    """Return the failure that an operator can act on, out of all concurrent ones."""
     flat: list[BaseException] = []
     waiting: list[BaseException] = [failures]
     while waiting:

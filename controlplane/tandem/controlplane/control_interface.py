@@ -1,4 +1,4 @@
-"""Speaking to workers while they run: what they say of themselves, and what they can be told."""
+"""Interface to running workers: their reported state, and the orders they take."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tandem.core.lifecycle import RoleName
 
 
 class Look(Protocol):
-    """What a worker says of itself."""
+    """The state that a worker reports."""
 
     @property
     def state(self) -> str:
@@ -28,7 +28,7 @@ class Look(Protocol):
 
 
 class Steering(Protocol):
-    """Speaks to workers. Every call is idempotent and answered at once; what takes time is seen by looking again.
+    """Controls workers. Every call is idempotent and answered at once; longer effects are seen by looking again.
     Raises TandemError when it is not answered, or refused."""
 
     async def look(self, worker: WorkerId) -> Look: ...

@@ -1,6 +1,6 @@
-"""Looks at the workers that run, and gives them the orders that were decided: drain, work again, another role.
+"""Polls the running workers, and sends them the orders that were decided: drain, uncordon, change role.
 
-An order is a step of its own beside the reconcile loop; one that fails is put off, each time for longer.
+An order is a step of its own beside the reconcile loop; one that fails is retried with growing delays.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from tandem.core.events import EventKind, EventSink
 from tandem.core.timeout_scale import patient
 
 SILENT_S = patient(5.0)
-"""A worker that cannot be looked at for so long is taken for one that says nothing."""
+"""A worker that cannot be polled for so long counts as silent."""
 LOOK_TIMEOUT_S, STEP_TIMEOUT_S = 2.0, 10.0
 
 
 class Steersman:
-    """Keeps what workers said, and which orders are under way, in their slots. `on_end`: an order has ended.
-    `replace_silent_s`: who is silent for so long is lost; 0 = nobody ever is."""
+    """Keeps workers' reports, and the orders in progress, in their slots. `on_end`: an order has ended.
+    `replace_silent_s`: a worker silent for so long is lost; 0 = none ever is."""
 
     def __init__(
         self,
@@ -39,22 +39,22 @@ class Steersman:
         self._replace_silent_s = replace_silent_s
 
     async def look(self, slots: Iterable[Slot]) -> None:
-        """At all of them at once; over after `LOOK_TIMEOUT_S` at the latest."""
+        """Poll all of them at once; over after `LOOK_TIMEOUT_S` at the latest."""
         await asyncio.gather(*(self._look_at(slot) for slot in slots))
 
     def order(self, slot: Slot, action: Action, deadline_s: float) -> None:
-        """Begin to tell a worker what it is to do."""
+        """Begin to send a worker its order."""
         self._events.record(_TOLD[action.deed], slot.worker_id, action.reason)
         slot.step = asyncio.create_task(self._steer(slot, action, deadline_s))
 
     def is_lost(self, slot: Slot) -> bool:
-        """Whether a worker has been silent for too long to be waited for."""
+        """True if a worker has been silent for too long to be waited for."""
         if slot.silent_at_s is None or not self._replace_silent_s:
             return False
         return self._clock.now_s() - slot.silent_at_s >= self._replace_silent_s
 
     async def _look_at(self, slot: Slot) -> None:
-        is_stale = slot.step is not None  # it may speak of the time before that order
+        is_stale = slot.step is not None  # it may report the time before that order
         try:
             async with asyncio.timeout(LOOK_TIMEOUT_S):
                 said = await self._steering.look(slot.worker_id)
@@ -69,7 +69,7 @@ class Steersman:
                 self._note_silence(slot)
 
     def _note_silence(self, slot: Slot) -> None:
-        """It counts from now on, whatever was before: this machine may have been suspended itself."""
+        """Start the silence now, regardless of the past: this machine may have been suspended itself."""
         if slot.silent_at_s is None:
             slot.silent_at_s = self._clock.now_s()
             after_s = self._replace_silent_s
@@ -83,7 +83,7 @@ class Steersman:
         slot.heard_s, slot.is_missed, slot.silent_at_s = now_s, False, None
 
     def _note_flip(self, slot: Slot, said: Look) -> None:
-        """A flip that was ordered here has ended, well or not."""
+        """Record that a flip ordered here has ended, well or not."""
         if slot.is_flipping and said.target is None and said.state == Life.READY:
             slot.is_flipping = False
             if said.flip_failure:

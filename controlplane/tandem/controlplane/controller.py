@@ -1,13 +1,13 @@
-"""The reconcile loop: makes what runs equal to the desired state, and says why it does what it does.
+"""The reconcile loop: makes the running workers equal to the desired state, and reports the reasons of its actions.
 
-What to do next is decided in reconcile.py, from the record and from what is seen; here it is done. What this object
-remembers is how often a worker died and which step is under way; a new controller does without.
+The next actions are decided in reconcile.py, from the record and the observed state; here they are carried out. This
+object remembers only how often a worker died and which step is in progress; a new controller works without both.
 
-A worker that cannot start although it never worked is a mistake of the configuration: before the cluster was ready once
+A worker that cannot start although it never worked is a configuration mistake: before the cluster was first ready
 it ends the start-up, later it waits for the next desired state. Where a start goes on with a record that was changed
-since it was configured, the cluster was ready before: the start-up ends only when nobody is left. A worker that worked
-and died is started again, and so is one that lost its machine while it started, and, later, one for which there was no
-room: machines join.
+since it was configured, the cluster was ready before: the start-up ends only when no worker is left. A worker that
+worked and died is started again, and so is one that lost its machine while it started, and, later, one for which there
+was no room: machines join.
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ from tandem.core.timeout_scale import patient
 STOP_GRACE_S = 10.0
 START_TIMEOUT_S = patient(300.0)
 LOOK_EVERY_S, WAIT_EVERY_S, RELIST_EVERY_S = 0.1, 1.0, 5.0
-"""While something is under way, while there is nothing but waiting, and else."""
+"""Seconds between looks: while a step is in progress, while workers only wait, and else."""
 
 
 MakeSpec = Callable[[Pool, Member, Revision | None], WorkerSpec]
-"""How to start a member; TandemError if it cannot be. The revision: what is different from the configuration."""
+"""Return how to start a member; TandemError if it cannot be. The revision: its differences from the configuration."""
 
 
 class DesiredSource(Protocol):
-    """Where the desired state comes from, and where rollouts keep how far they are."""
+    """Source of the desired state, and store of the progress of rollouts."""
 
     async def watch(self, on_change: Callable[[DesiredState], None]) -> None:
         """Call `on_change` with the state as it is now and after every change, until cancelled."""
 
     async def save(self, state: DesiredState, expected_version: int) -> bool:
-        """Write it if that version stands there; False = somebody was faster. Raises TandemError."""
+        """Write it if that version stands there; False = it was changed concurrently. Raises TandemError."""
 
 
 class Following(Protocol):
-    """For places where workers come and go by themselves: the record is made to follow them."""
+    """Makes the record follow workers that come and go by themselves."""
 
     async def followed(self, state: DesiredState) -> DesiredState:
-        """`state` with those members alone whose workers are there; nobody else is to be started."""
+        """Return `state` with only those members whose workers are there; no other is to be started."""
 
 
 class Controller:
@@ -82,8 +82,8 @@ class Controller:
         replace_silent_s: float = 0.0,
         following: Following | None = None,
     ) -> None:
-        """`is_continued`: another controller made this desired state come true before, as far as it could.
-        `replace_silent_s`: who fell silent is started anew after so long; 0 = never."""
+        """`is_continued`: an earlier controller made this desired state come true, as far as it could.
+        `replace_silent_s`: a silent worker is started anew after so long; 0 = never."""
         self._launcher, self._desired, self._make_spec = launcher, desired, make_spec
         self._events, self._clock, self._on_report = events, clock, on_report
         self._rolling, self._following = Rolling(desired.save, events), following
@@ -121,8 +121,8 @@ class Controller:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def wait_ready(self) -> None:
-        """Return once every wanted worker was ready at the same time; at once where the desired state is continued, for
-        who could not start before need not start now."""
+        """Return once every wanted worker was ready at the same time; at once where the desired state is continued:
+        workers that could not start before need not start now."""
         if not self._is_continued:
             await self._settled.wait()
 
@@ -135,14 +135,14 @@ class Controller:
             await asyncio.wait(self._stops.values(), timeout=grace_s + STOP_GRACE_S)
 
     def look_again(self) -> None:
-        """Soon: something is known to have changed."""
+        """Reconcile again soon: a change is known."""
         self._changed.set()
 
     def phases(self) -> dict[WorkerId, Phase]:
-        """Where every worker stands."""
+        """Return the phase of every worker."""
         return {slot.worker_id: slot.phase for slot in self._slots.values()}
 
-    # ---- seeing ----------------------------------------------------------------------------------------------------
+    # ---- observing ---------------------------------------------------------------------------------------------------
 
     async def _reconcile(self) -> None:
         state = current = self._state
@@ -174,7 +174,7 @@ class Controller:
             self._settled.set()
 
     def _broken(self) -> dict[WorkerId, str]:
-        """Who will not work, and why."""
+        """Return the workers that will not work, with the reasons."""
         found = {name: slot.trouble for name, slot in self._slots.items() if slot.phase is Phase.FAILED}
         for name, slot in self._slots.items():
             if slot.phase is Phase.WAITING and slot.deaths >= DEATHS_THAT_COUNT:
@@ -182,7 +182,7 @@ class Controller:
         return found
 
     def _adopt(self, worker: RunningWorker) -> None:
-        """One that a controller before this one started."""
+        """Adopt a worker that an earlier controller started."""
         slot = self._slots[worker.worker_id] = self._new_slot(worker.worker_id)
         slot.phase, slot.was_ready = (Phase.READY, True) if worker.is_ready else (Phase.STARTING, False)
         slot.started_at_s = slot.heard_s = self._clock.now_s()
@@ -220,14 +220,14 @@ class Controller:
         now_s = self._clock.now_s()
         if slot.phase is Phase.WAITING:
             return slot.start_at_s > now_s
-        has_ended = slot.phase in RUNS and not is_running  # which will be reported in a moment
+        has_ended = slot.phase in RUNS and not is_running  # its end will be reported in a moment
         is_unheard = slot.said is None and now_s - slot.heard_s <= SILENT_S
         if slot.phase is Phase.READY and self._steersman is not None and is_unheard:
             return True
         return has_ended or slot.phase is Phase.FAILED or slot.step is not None or slot.step_at_s > now_s
 
     def _forget(self, state: DesiredState, running: Mapping[WorkerId, RunningWorker]) -> None:
-        """Slots of workers that neither run nor are wanted."""
+        """Drop slots of workers that neither run nor are wanted."""
         for name, slot in list(self._slots.items()):
             if slot.phase in (Phase.WAITING, Phase.FAILED) and name not in running and state.member(name) is None:
                 del self._slots[name]
@@ -237,7 +237,7 @@ class Controller:
         wanted = {member.worker_id for member in state.members}
         return wanted == phases.keys() and all(phase is Phase.READY for phase in phases.values())
 
-    # ---- doing -----------------------------------------------------------------------------------------------------
+    # ---- acting ------------------------------------------------------------------------------------------------------
 
     async def _do(self, action: Action, state: DesiredState) -> None:
         if action.deed is Deed.START and action.member is not None:
@@ -286,10 +286,10 @@ class Controller:
                 slot.phase = Phase.HANGING
                 self._stop(slot, why, grace_s=0.0)
 
-    # ---- hearing ---------------------------------------------------------------------------------------------------
+    # ---- reports -----------------------------------------------------------------------------------------------------
 
     def _note_stopped(self, slot: Slot, ended: asyncio.Task[None]) -> None:
-        """Say so when not even SIGKILL ends a worker (a driver that hangs). Once it does end, all goes on."""
+        """Report a worker that not even SIGKILL ends (a driver that hangs). Once it does end, all goes on."""
         self._stops.pop(slot.worker_id, None)
         error = None if ended.cancelled() else ended.exception()
         if error is not None:
@@ -328,7 +328,7 @@ class Controller:
             self._changed.set()
 
     def _note_place(self, slot: Slot, report: WorkerProgress) -> None:
-        """Record that a worker waits for a machine with room, or has one: until it runs, only events can tell."""
+        """Record that a worker waits for a machine with room, or has one: until it runs, only events show it."""
         if report.missing_place and report.missing_place != slot.awaited:
             self._events.record(EventKind.WAITING, slot.worker_id, report.missing_place)
         elif slot.awaited and not report.missing_place:
@@ -376,7 +376,7 @@ class Controller:
                 self._startup_error = StartupError(f"{slot.worker_id} cannot start", why=report.reason)
 
     def _is_start_up(self) -> bool:
-        """Whether a worker that never works is one mistake too many."""
+        """True if a worker that never works ends the start-up."""
         if self._settled.is_set() or (self._state is not None and is_rolling(self._state)):
             return False
         if not self._is_continued or self._state is None:
@@ -385,7 +385,7 @@ class Controller:
         return all(slot is not None and slot.phase is Phase.FAILED for slot in slots)
 
     async def _wait_for_change(self, watchers: list[asyncio.Task[None]]) -> None:
-        """Until something changed, or it is time to look again. A watcher that ended raises what ended it."""
+        """Wait for a change, or until the next look is due. A watcher that ended raises its exception."""
         change = asyncio.create_task(self._changed.wait())
         try:
             done, _ = await asyncio.wait(
@@ -399,7 +399,7 @@ class Controller:
                 raise RuntimeError("a watcher of the controller ended by itself")
 
     def _next_look_s(self) -> float | None:
-        """Seconds until the next restart, retry or look is due; None = not before something happens."""
+        """Return seconds until the next restart, retry or look is due; None = wait for a change."""
         slots = self._slots.values()
         waiting = [slot for slot in slots if slot.phase is Phase.WAITING]
         due = [slot.start_at_s for slot in waiting if slot.worker_id not in self._waits]
@@ -412,5 +412,5 @@ class Controller:
 
 
 def _is_under_way(one: Seen, is_held: bool) -> bool:
-    """Whether it changes by itself, or has still to be heard."""
+    """True if it changes by itself, or its state is still unknown."""
     return one.life in (Life.DRAINING, Life.FLIPPING) or (one.life is Life.SILENT and is_held)

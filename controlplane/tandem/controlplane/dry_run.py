@@ -1,4 +1,4 @@
-"""What `up` would start, found without starting, writing or fetching anything."""
+"""Preview of `up`, made without starting, writing or fetching anything."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class PreviewedModel:
     served_names: tuple[str, ...]
     counts: dict[RoleName, int]
     kv: dict[RoleName, KVPlan]
-    """Of workers of each role that has some; empty where the model is not here."""
+    """Of workers of each role with any; empty where the model is not here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
-    """A cluster that could be started as far as can be told; `state` is where it would keep what is its own."""
+    """A cluster that could be started, as far as can be checked; `state` is its state directory."""
 
     config: ClusterConfig
     state: StateDir
@@ -45,13 +45,13 @@ class Preview:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all was checked that `up` checks before it starts anything: not of a model that it would fetch."""
+        """True if all checks of `up` before its first start were made: not for a model that it would fetch."""
         return all(model.path is not None for model in self.models)
 
 
 def preview(config: ClusterConfig, environment: Environment, *, fetches: bool = False) -> Preview:
-    """Raises what `up` would be refused with at once: StartupError, ConfigError, ModelError. A Redis that is named has
-    to answer. `fetches`: as of `UpOptions`."""
+    """Return the preview of `config`; raises the errors with which `up` would refuse it at once: StartupError,
+    ConfigError, ModelError. A Redis that is named has to answer. `fetches`: as of `UpOptions`."""
     state = state_of(config, environment)
     state.check_free()
     router = check(config)

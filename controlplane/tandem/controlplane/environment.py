@@ -1,4 +1,4 @@
-"""The one place where the operator's environment is read, and where that of child processes is made."""
+"""Reads the operator's environment, the only place that does, and makes that of child processes."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from tandem.engine.memory_plan import free_host_bytes
 
 LOG_FORMAT = "TANDEM_LOG_FORMAT"
 _WISHES = {
-    # gRPC's C library reports every closed stream at its default level, whoever closed it.
+    # gRPC's C library reports every closed stream at its default level, whichever side closed it.
     "GRPC_VERBOSITY": "ERROR",
     # Pages of 2 MiB from the first touch on, where the system leaves that to processes: 2 GiB of weights pack in half
     # the time of first touching half a million small pages and then moving them together.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
-    # A child has no terminal: where its code says `breakpoint()`, pdb would end it.
+    # A child has no terminal: at a `breakpoint()` in its code, pdb would end it.
     "PYTHONBREAKPOINT": "tandem.core.breakpoints.stand",
 }
-"""For what the operator has not set."""
+"""Defaults for variables that the operator has not set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """What the environment says: where state and sockets go, how many cores there are, what children inherit."""
+    """The environment's content: where state and sockets go, how many cores there are, the variables of children."""
 
     state_root: Path
     socket_root: Path
@@ -36,11 +36,11 @@ class Environment:
     free_bytes: int = 0
     """Free memory of this machine or container, in bytes; 0 = unknown."""
     models_root: Path | None = None
-    """Where models are that were fetched by name, for all clusters of this user; None = nowhere."""
+    """Folder of models fetched by name, for all clusters of this user; None = nowhere."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str] | None = None) -> Environment:
-        """From `variables`, by default those of this process.
+        """Read `variables`, by default those of this process.
 
         State: TANDEM_STATE_DIR, else `tandem` below XDG_STATE_HOME, else below ~/.local/state. Models:
         TANDEM_MODELS_DIR, else `tandem/models` below XDG_DATA_HOME, else below ~/.local/share.
@@ -56,13 +56,13 @@ class Environment:
         )
 
     def for_child(self, *, threads: int) -> dict[str, str]:
-        """Variables of a child process that computes with `threads` threads and leaves idle cores to its neighbours."""
+        """Return variables of a child that computes with `threads` threads and leaves idle cores to its neighbours."""
         ours = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive", "PYTHONUNBUFFERED": "1"}
         return {**_WISHES, **self.variables, **ours}
 
 
 NATIVE_CACHE = "TANDEM_NATIVE_CACHE"
-"""Where a worker keeps what it compiles, if it does and its user's cache cannot be written."""
+"""Where a worker keeps compiled code, if it compiles any and its user's cache cannot be written."""
 
 
 def _state_root(variables: Mapping[str, str]) -> Path:
@@ -84,7 +84,7 @@ def _named_root(variables: Mapping[str, str]) -> Path:
 
 
 def _models_root(variables: Mapping[str, str]) -> Path | None:
-    """None where the user has no home: most commands want none of these models."""
+    """None if the user has no home: most commands want none of these models."""
     try:
         if given := variables.get(MODELS_DIR):
             root = Path(given).expanduser().absolute()
@@ -101,7 +101,7 @@ _LONGEST_ROOT = 40
 
 
 def _socket_root(runtime_dir: str) -> Path:
-    """Where socket folders go: the user's runtime directory if it is there and short, else /tmp."""
+    """Return the root of socket folders: the user's runtime directory if it is there and short, else /tmp."""
     path = Path(runtime_dir)
     if runtime_dir and len(runtime_dir) <= _LONGEST_ROOT and path.is_dir() and os.access(path, os.W_OK):
         return path

@@ -20,7 +20,8 @@ _MAX_WAITING = 256
 
 
 class EventLog:
-    """An EventSink. Recording never waits: `run` stores in the background, the oldest waiting events go first."""
+    """An EventSink. Recording never waits: `run` stores in the background; on overflow the oldest waiting events go
+    first."""
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class EventLog:
             await self._store_waiting()
 
     async def flush(self, *, timeout_s: float = 1.0) -> None:
-        """Store what still waits, for at most `timeout_s`."""
+        """Store the waiting events, for at most `timeout_s`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._store_waiting()

@@ -1,4 +1,5 @@
-"""Which setting each flag of `up` gives, and so how people call a setting: by its flag, or by its place in the file."""
+"""Map from each flag of `up` to its setting, and the name of a setting in messages: its flag, or its place in the
+file."""
 
 from __future__ import annotations
 
@@ -63,5 +64,5 @@ _BY_SETTING = {setting: flag for flag, setting in FLAGS.items()}
 
 
 def name_of(setting: str) -> str:
-    """How people give `setting`, such as "router.port": `--port`; one without a flag is called as it is."""
+    """Return how `setting` is given, such as "router.port": `--port`; one without a flag keeps its name."""
     return _BY_SETTING.get(setting, setting)

@@ -1,6 +1,6 @@
-"""Whether GPUs are empty before a worker is placed on them, as `nvidia-smi` sees it: others' leftovers count.
+"""Checks by `nvidia-smi` that GPUs are empty before a worker is placed on them: others' leftovers count.
 
-Also for how long launchers wait for them to become so, and what they say meanwhile.
+Also the time that launchers wait for that, and their messages meanwhile.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _TIMEOUT_S = 20.0
 FREE_SHARE = 0.9
 """Of a GPU's memory, at least this much has to be free."""
 WAIT_S, LOOK_EVERY_S = 60.0, 1.0
-"""How long what holds GPUs is waited for at most."""
+"""The wait for GPUs in use, at most, and the time between checks."""
 _TELL_EVERY_S = 10.0
 
 
 class HeldGpuError(Exception):
-    """Somebody holds the memory of a GPU on which a worker was to start; the message says who, and how much."""
+    """The memory of a GPU is in use where a worker was to start; the message names the holder and the amount."""
 
 
 class Patience:
@@ -36,7 +36,7 @@ class Patience:
         self._told, self._told_s = "", 0.0
 
     def note(self, holds: str) -> str:
-        """What is to be told now that `holds` (see `occupied`) stands in the way; "" where nothing new is.
+        """Return what is to be reported now that `holds` (see `occupied`) stands in the way; "" where nothing new is.
 
         HeldGpuError when it has been waited for long enough.
         """
@@ -66,7 +66,7 @@ class GpuMemory:
 
 @dataclass(frozen=True, slots=True)
 class GpuUser:
-    """A process that holds memory of a GPU, in MiB; None = the driver does not say how much. `gpu`: its uuid."""
+    """A process that holds memory of a GPU, in MiB; None = the driver does not report how much. `gpu`: its uuid."""
 
     gpu: str
     pid: int
@@ -74,7 +74,7 @@ class GpuUser:
 
 
 def parse(listing: str) -> list[GpuMemory]:
-    """The answer to `_QUERY`; lines that say nothing about memory are left out."""
+    """Parse the response to `_QUERY`; lines that contain no memory figures are left out."""
     found = []
     for line in listing.splitlines():
         fields = [field.strip() for field in line.split(",")]
@@ -84,7 +84,7 @@ def parse(listing: str) -> list[GpuMemory]:
 
 
 def users(listing: str) -> list[GpuUser]:
-    """The answer to `PROCESSES`; lines that name no process are left out."""
+    """Parse the response to `PROCESSES`; lines that name no process are left out."""
     found = []
     for line in listing.splitlines():
         fields = [field.strip() for field in line.split(",")]
@@ -96,10 +96,11 @@ def users(listing: str) -> list[GpuUser]:
 def occupied(
     gpus: Sequence[str], ask: Callable[[Sequence[str]], str] | None = None, *, only_by_programs: bool = False
 ) -> str:
-    """What stands in the way on `gpus` (indices or uuids), such as "GPU 0 has 61440 of 81920 MiB in use (process 7)".
+    """Return what stands in the way on `gpus` (indices or uuids), such as "GPU 0 has 61440 of 81920 MiB in use (process
+    7)".
 
-    "" where nothing does, and where the machine cannot tell. `only_by_programs`: a GPU is left out where no program
-    that computes is known to hold it; what a screen needs does not go away.
+    "" where nothing does, and where the machine has no such report. `only_by_programs`: a GPU is left out where no
+    program that computes is known to hold it; a screen's memory does not go away.
     """
     ask = ask or _ask
     busy = [gpu for gpu in parse(ask(_QUERY)) if {gpu.index, gpu.uuid} & set(gpus) and not gpu.is_free]
@@ -117,12 +118,12 @@ def occupied(
 
 
 def can_tell() -> bool:
-    """Whether this machine has something that tells of its GPUs."""
+    """True if this machine has a program that reports on its GPUs."""
     return shutil.which(_QUERY[0]) is not None
 
 
 def count() -> int:
-    """How many GPUs this machine has."""
+    """Return how many GPUs this machine has."""
     return len(parse(_ask(_QUERY)))
 
 

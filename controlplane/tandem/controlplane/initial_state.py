@@ -1,8 +1,7 @@
-"""What a controller that starts makes of the desired state that stands there: it goes on with it, or writes what is
-configured.
+"""Adopts the stored desired state at the start of a controller, or replaces it by the configured one.
 
-The record is what people asked for, and outlives whoever carries it out. What was configured when it was begun is kept
-beside it: while that is the same, a start is the next controller's and nothing more.
+The record holds the operators' wishes, and outlives the process that carries it out. The configuration with which it
+was begun is kept beside it: while that is the same, a start is the next controller's and nothing more.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ _TRIES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beginning:
-    """What was decided. `kind` None: there is nothing to tell, as nothing but what is configured stood there.
+    """The decision. `kind` None: there is nothing to report, as only the configured state stood there.
 
-    `is_continued`: the record differs from what is configured and stays. Workers of it may never have worked.
+    `is_continued`: the record differs from the configuration and stays. Workers of it may never have worked.
     """
 
     is_continued: bool = False
@@ -33,7 +32,7 @@ class Beginning:
 async def begin(
     store: DesiredStateStore, desired: Callable[[int], DesiredState], *, as_configured: bool = False
 ) -> Beginning:
-    """Make sure that a desired state stands there. `desired(version)`: what is configured.
+    """Make sure that a desired state is stored. `desired(version)`: the configured one.
 
     The record stays, of its version and age, if it is as configured, or was begun with the same configuration; unless
     the cluster was stopped by `down`, or `as_configured` is wished. Raises StartupError.
@@ -55,7 +54,7 @@ async def begin(
 
 
 def _why_not_kept(found: Recorded, configured: DesiredState) -> str:
-    """Nothing if the record stays."""
+    """Return why the record is replaced; "" if it stays."""
     if found.state is None:
         return found.trouble or "there was none"
     if found.state.is_stopped:
@@ -90,7 +89,7 @@ def _replaced(found: Recorded, configured: DesiredState, why: str) -> Beginning:
 
 
 def _differences(before: DesiredState, after: DesiredState) -> Iterator[str]:
-    """For people, such as "prefill 1 → 2"."""
+    """Yield the differences as text, such as "prefill 1 → 2"."""
     were, are = ({pool.name: pool for pool in state.pools} for state in (before, after))
     for name in {**were, **are}:
         was, now = (pools[name].count if name in pools else 0 for pools in (were, are))

@@ -1,7 +1,7 @@
-"""How much KV the workers of a pool are going to have, as far as it can be told before any of them runs.
+"""KV size of a pool's workers, as far as it can be computed before any of them runs.
 
-Sizes that are given are exact. An automatic one is what the worker finds out when it starts; here it is computed from
-what is free now and from the size of the files, by the same arithmetic (`AutomaticKV`).
+Sizes that are given are exact. An automatic one is computed by the worker when it starts; here it is computed from
+the memory free now and from the size of the files, by the same arithmetic (`AutomaticKV`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _QUANTISED_BYTES = {"int8": 1.0, "int4": 0.5}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVPlan:
-    """Of one worker. `memory_bytes`: of each rank. None: it is found out where the worker starts."""
+    """Of one worker. `memory_bytes`: of each rank. None: it is computed where the worker starts."""
 
     is_automatic: bool
     memory_bytes: int | None = None
@@ -35,7 +35,7 @@ class KVPlan:
 
     @property
     def contexts(self) -> float | None:
-        """Sequences of the longest context that it holds."""
+        """Return how many sequences of the longest context it holds."""
         return None if self.tokens is None or not self.max_model_len else self.tokens / self.max_model_len
 
     def words(self) -> str:
@@ -48,7 +48,8 @@ class KVPlan:
 
 
 def kv_plan(model_dir: Path, settings: WorkerSection, *, dtype: str, quantize: str, max_model_len: int) -> KVPlan:
-    """Of workers of that model with these settings; what does not fit is for them to say. Raises ModelError."""
+    """Return the plan for workers of that model with these settings; workers report sizes that do not fit. Raises
+    ModelError."""
     model, is_sim = read_model_config(model_dir), settings.engine == "sim"
     longest = context_length(max_model_len, model)
     if tp_refusal(model, settings.tp):

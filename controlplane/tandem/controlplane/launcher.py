@@ -1,4 +1,4 @@
-"""What a controller asks of a place where workers can run: this machine, or those that Ray knows."""
+"""Interface between a controller and a place where workers can run: this machine, or Ray's nodes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tandem.core.lifecycle import RoleName
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """A worker to start: its configuration, how many threads it may compute with, and on which class of hardware."""
+    """A worker to start: its configuration, the number of threads it may compute with, and its class of hardware."""
 
     config: WorkerConfig
     threads: int = 1
     hardware: str = "any"
     restart_generation: int = 0
-    """Kept by the launcher for as long as the worker runs, and told by `running`: see core/desired.py."""
+    """Kept by the launcher for as long as the worker runs, and reported by `running`: see core/desired.py."""
 
     @property
     def worker_id(self) -> WorkerId:
@@ -29,7 +29,7 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningWorker:
-    """A worker that a launcher has running: as what it was started, and whether it took requests since.
+    """A worker that a launcher has running: the role it was started with, and whether it took requests since.
 
     A flip changes its role and leaves this as it was.
     """
@@ -44,7 +44,7 @@ class RunningWorker:
 
     @classmethod
     def of(cls, spec: WorkerSpec, *, is_ready: bool) -> RunningWorker:
-        """The worker that was started with `spec`."""
+        """Return the worker that was started with `spec`."""
         config = spec.config
         return cls(
             worker_id=spec.worker_id,
@@ -59,21 +59,21 @@ class RunningWorker:
 
 @dataclass(frozen=True, slots=True)
 class WorkerProgress:
-    """A starting worker says what it is doing."""
+    """A starting worker reports its current step."""
 
     worker_id: WorkerId
     text: str
 
     @property
     def missing_place(self) -> str:
-        """FOR_A_PLACE and why it has none yet; "" = it has one, or needs none."""
+        """Return FOR_A_PLACE and why it has none yet; "" = it has one, or needs none."""
         verb, _, reason = self.text.partition(" ")
         return reason if verb == "waiting" and reason.startswith(FOR_A_PLACE) else ""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
-    """A worker takes requests now; `details` is what it says about itself."""
+    """A worker takes requests now; `details` is its own report."""
 
     worker_id: WorkerId
     details: Mapping[str, Any] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class WorkerReady:
 @dataclass(frozen=True, slots=True)
 class WorkerExited:
     """A worker is gone, with all its processes; `reason` is one line. `is_unplaced`: it never ran, for want of room.
-    `is_place_lost`: it did not end by itself, what it ran in did, as with its machine. `is_for_good`: nobody comes
+    `is_place_lost`: it did not end by itself but with its place, as with its machine. `is_for_good`: no worker comes
     back under this id."""
 
     worker_id: WorkerId
@@ -99,13 +99,13 @@ class Launcher(Protocol):
     """Starts and stops workers and reports on them. It decides nothing: restarts are the controller's."""
 
     async def start_worker(self, spec: WorkerSpec) -> None:
-        """Start a worker whose id is not running. Whatever goes wrong is reported as WorkerExited."""
+        """Start a worker whose id is not running. Every failure is reported as WorkerExited."""
 
     async def stop(self, worker_id: WorkerId, *, grace_s: float) -> None:
         """End a worker and return when it is gone; after `grace_s` by force. Nothing happens for an unknown id."""
 
     async def running(self) -> Sequence[RunningWorker]:
-        """Every worker that was started and has not ended, whoever started it."""
+        """Return every worker that was started and has not ended, by any controller."""
 
     def watch(self) -> AsyncIterator[WorkerReport]:
-        """Every report in order, for one reader, for as long as it reads."""
+        """Yield every report in order, for one reader, for as long as it reads."""

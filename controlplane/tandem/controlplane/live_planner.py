@@ -1,8 +1,9 @@
-"""Asks the planner while a cluster runs: hears its routers, says what should change and why, and in `act` changes it.
+"""Runs the planner in a live cluster: reads its routers' reports, advises changes with reasons, and in `act` makes
+them.
 
-What has to outlive this process is in the store: how long ago the desired state was written is how much of the
-cool-down is over, whoever wrote it, and events say what was advised already. It changes the desired state as an
-operator does: only onto the version that it looked at.
+State that has to outlive this process is in the store: the age of the desired state, by any writer, is the elapsed
+cool-down, and events hold the advice given already. It changes the desired state as an operator does: only onto the
+version that it looked at.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ from tandem.statestore.stores.planning import PlanningStore
 log = logging.getLogger(__name__)
 
 SUBJECT: Final = "planner"
-"""Of its events."""
+"""Subject of its events."""
 REPEAT_S: Final = 3600.0
-"""The same advice is given again after so long, if the split is still what it was."""
+"""The same advice is given again after so long, if the split is still the same."""
 _SILENT_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stores:
-    """Where it looks, and where it writes."""
+    """Stores that it reads, and those that it writes."""
 
     desired: DesiredStateStore
     planning: PlanningStore
@@ -73,10 +74,10 @@ class LivePlanner:
         """What was advised or denied, and when; None = not looked up yet."""
         self._last: dict[EventKind, dict[str, Any]] = {}
         self._unsure: tuple[DesiredState, str] | None = None
-        """What was written without an answer, and what to tell if it stands there."""
+        """A state written without a response, and the report to make if it stands there."""
 
     async def run(self) -> None:
-        """Look every `interval_s` until cancelled. An outage, or a mistake of its own, costs a look and no more."""
+        """Look every `interval_s` until cancelled. An outage, or a bug of its own, costs a look and no more."""
         while True:
             try:
                 await self.look()
@@ -109,10 +110,10 @@ class LivePlanner:
                 self._tell(EventKind.PLAN_ADVISED, _step(decision), f"because {decision.reason}")
         await self._say(state, every, _figures(decision, seen))
 
-    # ---- what was before ------------------------------------------------------------------------------------------
+    # ---- history --------------------------------------------------------------------------------------------------
 
     async def _recalled(self, age_s: float) -> dict[str, float]:
-        """What this planner, or one before it, told of the record as it is."""
+        """Return what this planner, or one before it, reported of the record as it is."""
         told: dict[str, float] = {}
         for _, happened in await self._stores.events.last(MAX_EVENTS):
             if happened.kind in _PLANNED:
@@ -127,7 +128,7 @@ class LivePlanner:
         self._unsure = None
 
     def _note_version(self, state: DesiredState, at_s: float) -> None:
-        """Whoever wrote the record, unless it was this planner, gives it a cool-down."""
+        """Start the cool-down at a new version of the record, unless this planner wrote it."""
         if state.version != self._version:
             self._version = state.version
             self._planner.note_change(at_s)
@@ -137,7 +138,7 @@ class LivePlanner:
                 self._told.clear()
             self._split = split
 
-    # ---- what it does ---------------------------------------------------------------------------------------------
+    # ---- actions --------------------------------------------------------------------------------------------------
 
     async def _act(self, state: DesiredState, decision: Decision, every: Sequence[Heard]) -> None:
         """Write the record as `scale` would: flips first, victims chosen. Of two writers one wins."""
@@ -163,7 +164,7 @@ class LivePlanner:
         self._record(EventKind.PLAN_ACTED, what)
 
     def _tell(self, kind: EventKind, step: str, why: str) -> None:
-        """Once, while the split is what it is."""
+        """Report a step once while the split stays the same."""
         now_s, told = self._wall_s(), self._told if self._told is not None else {}
         if now_s - told.get(step, float("-inf")) >= REPEAT_S:
             told[step] = now_s
@@ -199,7 +200,7 @@ class LivePlanner:
 
 
 def planner_of(resolved: ResolvedCluster, redis: Redis, events: EventSink) -> LivePlanner | None:
-    """As the cluster is configured; None if it is to have none."""
+    """Return the planner as configured; None if the cluster is to have none."""
     section = resolved.config.planner
     if section.mode is PlannerMode.OFF:
         return None
@@ -225,7 +226,7 @@ _PLANNED = (*_TOLD_ONCE, EventKind.PLAN_ACTED)
 
 
 def _step(decision: Decision) -> str:
-    """What an event of it begins with."""
+    """Return the prefix of its event."""
     return f"{decision.current} → {decision.wanted}"
 
 

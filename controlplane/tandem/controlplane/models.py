@@ -1,4 +1,4 @@
-"""Which models a cluster serves, and with how many workers each: files found, names told apart, mistakes named."""
+"""Resolves the models that a cluster serves, with the number of workers of each: files, unique names, mistakes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tandem.engine.model_source import ModelSource, resolve_model, weight_files
 
 _DTYPES = ("auto", *DTYPES)
 _SHORTEST_CONTEXT = 16
-"""Tokens; the requests with which workers and routers try themselves out have to fit."""
+"""Tokens; the requests with which workers and routers test themselves have to fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class ResolvedModel:
     pools: tuple[Pool, ...]
 
     def served(self) -> ServedModel:
-        """As routers are told of it."""
+        """Return the model as routers see it."""
         return ServedModel(
             name=self.source.name,
             model_dir=str(self.source.path),
@@ -47,7 +47,7 @@ class ResolvedModel:
 
 
 def check_models(config: ClusterConfig) -> None:
-    """Raise ConfigError for what is wrong with `[model]` or `[[models]]` on its face."""
+    """Raise ConfigError for mistakes in `[model]` or `[[models]]` that need no look at files."""
     for number, (section, _) in enumerate(sections(config)):
         if section.dtype not in _DTYPES:
             what = f"{_name('dtype', number)} is {section.dtype!r}"
@@ -65,19 +65,19 @@ def check_models(config: ClusterConfig) -> None:
 
 
 def counts_of(pools: PoolSection) -> dict[RoleName, int]:
-    """Workers by role; one pair where none are asked for."""
+    """Return workers by role; one pair where none are asked for."""
     counts = {role: int(getattr(pools, role)) for role in RoleName}
     return counts if any(counts.values()) else {**counts, RoleName.PREFILL: 1, RoleName.DECODE: 1}
 
 
 def total(config: ClusterConfig) -> dict[RoleName, int]:
-    """Workers by role, of all models."""
+    """Return workers by role, of all models."""
     every = [counts_of(pools) for _, pools in sections(config)]
     return {role: sum(counts[role] for counts in every) for role in RoleName}
 
 
 def resolve_models(config: ClusterConfig) -> tuple[ResolvedModel, ...]:
-    """Every model of the cluster, `[model]` first; raises StartupError. May download from the hub."""
+    """Return every model of the cluster, `[model]` first; raises StartupError. May download from the hub."""
     has_weights = config.worker.engine != "sim"
     models: list[ResolvedModel] = []
     for number, (section, pools) in enumerate(sections(config)):
@@ -103,12 +103,12 @@ def resolve_models(config: ClusterConfig) -> tuple[ResolvedModel, ...]:
 
 
 def sections(config: ClusterConfig) -> list[tuple[ModelSection, PoolSection]]:
-    """Every model that is configured with its counts of workers, `[model]` first."""
+    """Return every configured model with its counts of workers, `[model]` first."""
     return [(config.model, config.pools), *((section, section.pools) for section in config.models)]
 
 
 def _name(field: str, number: int) -> str:
-    """How people set `field` of a model: by flag for the first, in the file for further ones."""
+    """Return how `field` of a model is given: by flag for the first, in the file for further ones."""
     return f"models[{number - 1}].{field}" if number else name_of(f"model.{field}")
 
 
@@ -129,7 +129,7 @@ def _pools(config: ClusterConfig, source: ModelSource, counts: dict[RoleName, in
 
 
 def _told_apart(source: ModelSource, before: Sequence[ModelSource]) -> ModelSource:
-    """`source` under a name that no model before it has: routers tell workers apart by it."""
+    """Return `source` under a name that no earlier model has: routers distinguish workers by it."""
     same = [other for other in before if other.name.partition("@")[0] == source.name]
     if not same:
         return source

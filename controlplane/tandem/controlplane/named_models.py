@@ -1,6 +1,6 @@
-"""Models that are called by a name: the bundled one, and those that can be fetched (`pulling`); which is the default.
+"""Models with a name: the bundled one, and those that can be fetched (`pulling`); also the default.
 
-Names become paths here, before anything else sees a configuration. Fetches nothing by itself, and imports no torch.
+Names become paths here, before other code sees a configuration. Fetches nothing by itself, and imports no torch.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Fetchable:
 
     @property
     def file(self) -> str:
-        """Its name in the folder of models, which is also what the model is called in the API."""
+        """Its name in the folder of models, also its name in the API."""
         return f"{self.name}{SUFFIX}"
 
     @property
@@ -50,7 +50,7 @@ class Fetchable:
         return f"{self.size / 1e6:.0f} MB"
 
     def found(self, root: Path | None) -> Path | None:
-        """Its file below `root`; None if it is not there whole."""
+        """Return its file below `root`; None if it is not there whole."""
         path = root / self.file if root is not None else None
         return path if path is not None and path.is_file() and path.stat().st_size == self.size else None
 
@@ -75,7 +75,7 @@ FETCHABLE: Final = {model.name: model for model in (SMOLLM2,)}
 
 
 def root_of(root: Path | None) -> Path:
-    """The folder of models; ConfigError where this user has none."""
+    """Return the folder of models; ConfigError if this user has none."""
     if root is None:
         why = "this user has no home"
         raise ConfigError("cannot tell where models belong", why=why, todo=f"Set {MODELS_DIR} to a folder")
@@ -99,27 +99,27 @@ def with_default(config: ClusterConfig, root: Path | None, *, fetches: bool = Fa
 
 
 def wants_default(config: ClusterConfig) -> bool:
-    """Whether `config` serves DEFAULT where that was fetched."""
+    """True if `config` serves DEFAULT where that was fetched."""
     is_named = config.model.path or any(model.path == DEFAULT.name for model in config.models)
     return not is_named and config.worker.engine != "sim" and config.launcher is LauncherName.LOCAL
 
 
 def unfetched(config: ClusterConfig, root: Path | None) -> list[Fetchable]:
-    """Models that `config` names and that are not below `root`."""
+    """Return models that `config` names and that are not below `root`."""
     paths = dict.fromkeys(model.path for model in (config.model, *config.models))
     named = (FETCHABLE[path] for path in paths if path in FETCHABLE and not written_out(path).exists())
     return [model for model in named if model.found(root) is None]
 
 
 def located(config: ClusterConfig, root: Path | None) -> ClusterConfig:
-    """`config` with paths in place of names. A model that was not fetched stays a name. A file or folder of that name
-    wins."""
+    """Return `config` with paths in place of names. A model that was not fetched stays a name. A file or folder of that
+    name wins."""
     models = tuple(dataclasses.replace(model, path=path_of(model.path, root)) for model in config.models)
     return dataclasses.replace(_with_path(config, path_of(config.model.path, root)), models=models)
 
 
 def path_of(model: str, root: Path | None) -> str:
-    """The path of the model called `model`, else `model` itself; "" = the bundled one."""
+    """Return the path of the model called `model`, else `model` itself; "" = the bundled one."""
     if model and written_out(model).exists():
         return model
     if model in ("", bundled.NAME):
@@ -129,7 +129,7 @@ def path_of(model: str, root: Path | None) -> str:
 
 
 def fetched_file(name: str, root: Path | None) -> Path | None:
-    """The file called `name`, if it is a fetched model's."""
+    """Return the file called `name`, if it is a fetched model's."""
     return next((model.found(root) for model in FETCHABLE.values() if model.file == name), None)
 
 
@@ -143,7 +143,7 @@ def refuse_unfetched(config: ClusterConfig) -> None:
 
 
 def hint() -> str:
-    """How to get the default model, said where the bundled one is served in its place."""
+    """Return how to get the default model, for a start that serves the bundled one in its place."""
     command = f"`{called()} models pull {DEFAULT.name}`"
     return f"{bundled.NAME} only writes fragments; {command} ({DEFAULT.megabytes}) fetches a model that answers"
 

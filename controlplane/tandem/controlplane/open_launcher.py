@@ -26,7 +26,8 @@ async def opened(
     hurry: asyncio.Event,
     say: Callable[[str, str], None],
 ) -> AsyncIterator[Launcher]:
-    """The launcher, for as long as the block runs. `command` starts a local worker. StartupError if it cannot be."""
+    """Open the launcher for as long as the block runs. `command` starts a local worker. StartupError if it cannot
+    be."""
     if config.launcher is LauncherName.LOCAL:
         async with LocalLauncher(held, environment, command=command, hurry=hurry) as local:
             yield local

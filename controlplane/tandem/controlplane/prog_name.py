@@ -1,4 +1,4 @@
-"""How people call `clusterctl` here, for messages that tell them what to type next."""
+"""Name of `clusterctl` on this machine, for messages that suggest a command."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NAME = "clusterctl"
 
 
 def called() -> str:
-    """`clusterctl` where that is on PATH, else the path that this process was called by (`make serve` uses one)."""
+    """Return `clusterctl` if it is on PATH, else the path that this process was called by (`make serve` uses one)."""
     program = sys.argv[0]
     found = shutil.which(_NAME)
     is_path = Path(program).name == _NAME and "/" in program

@@ -2,9 +2,8 @@
 
 `python -m tandem.controlplane.entrypoints router|worker|up|controller --config FILE …`
 
-Each writes what its process is started with into its own folder, mode 0600, and becomes that process. With
-`--check-config` it only says whether the configuration is right: 0, or 2 with one line on stderr. `drain` is what
-preStop runs.
+Each writes the configuration of its process into its own folder, mode 0600, and becomes that process. With
+`--check-config` it only checks the configuration: 0, or 2 with one line on stderr. `drain` is the preStop hook.
 """
 
 from __future__ import annotations
@@ -56,11 +55,11 @@ EXIT_STARTUP = 2
 EXIT_TERMINATED = 128 + signal.SIGTERM
 _MIN_KEY_BYTES = 16
 _REDIS_WITHIN_S = 120.0
-"""All pods of a release start at once, that of Redis among them. Who looks in vain ends, and is started again."""
+"""All pods of a release start at once, that of Redis among them. One that waits in vain ends, and is started again."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Does not return where it becomes another process; else 0, or 2 with one line on stderr."""
+    """Become another process, or return 0, or 2 with one line on stderr."""
     wanted = parser().parse_args(arguments)
     try:
         if wanted.part == "drain":
@@ -76,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Every flag that the chart may set."""
+    """Return the parser of every flag that the chart may set."""
     found = argparse.ArgumentParser(prog="python -m tandem.controlplane.entrypoints", description=__doc__)
     parts = found.add_subparsers(dest="part", required=True)
     names = ("router", "worker", "up", "controller")
@@ -138,7 +137,7 @@ def _run(wanted: argparse.Namespace) -> int:
     redis_url = with_password(config.redis.url, pod.redis_password)
     asyncio.run(wait_for_redis(redis_url, within_s=_REDIS_WITHIN_S))
     if wanted.part == "controller":
-        from tandem.controlplane.entrypoints.controller import control  # its client for Kubernetes is nobody else's
+        from tandem.controlplane.entrypoints.controller import control  # only it needs the Kubernetes client
 
         asyncio.run(control(config, pod, _site(wanted)))
         return 0
@@ -156,7 +155,7 @@ def _run(wanted: argparse.Namespace) -> int:
 
 
 def _check(config: ClusterConfig, pod: Pod, wanted: argparse.Namespace) -> None:
-    """Raise ConfigError or OSError for whatever `wanted.part` could not be started with; change nothing."""
+    """Raise ConfigError or OSError for anything that `wanted.part` could not be started with; change nothing."""
     if wanted.part == "worker":
         check_worker(config, _seat(wanted))
         return
@@ -207,7 +206,7 @@ def _seat(wanted: argparse.Namespace) -> Seat:
 
 
 def _empty(folder: Path) -> None:
-    """Nothing is left of an earlier run of this container, whose pod and folder stayed."""
+    """Empty the folder: nothing is left of an earlier run of this container in the same pod."""
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(mode=0o700)
@@ -228,7 +227,7 @@ def _read_key(path: Path) -> None:
 
 
 def _tracing(wanted: argparse.Namespace) -> dict[str, str]:
-    """What OpenTelemetry reads in a router. Raises ConfigError or OSError."""
+    """Return OpenTelemetry's variables for a router. Raises ConfigError or OSError."""
     found = {}
     if wanted.otlp_headers is not None:
         text = wanted.otlp_headers.read_text(encoding="utf-8").strip()
@@ -241,7 +240,7 @@ def _tracing(wanted: argparse.Namespace) -> dict[str, str]:
 
 
 def _keep_secrets(pod: Pod, cluster: str, admin_key: Path | None) -> None:
-    """Where `up` looks for its own, so that it draws none."""
+    """Keep the secrets where `up` looks for its own, so that it draws none."""
     state = StateDir(pod.folder, cluster)
     state.path.mkdir(mode=0o700)
     write_private(state.secret_file, pod.secret_file.read_bytes())
@@ -253,7 +252,7 @@ def _config_file(folder: Path, part: str) -> Path:
 
 
 def _keep(pod: Pod, config: RouterConfig | WorkerConfig | ClusterConfig) -> Path:
-    """In the pod's own folder, which is called like its part."""
+    """Write `config` to the pod's own folder, under the name of its part."""
     path = _config_file(pod.folder.parent, pod.folder.name)
     write_private(path, config_loader.dump(config))
     return path
@@ -262,8 +261,8 @@ def _keep(pod: Pod, config: RouterConfig | WorkerConfig | ClusterConfig) -> Path
 def _become(
     command: Sequence[str], config: Path, *, threads: int, more: Mapping[str, str] = MappingProxyType({})
 ) -> NoReturn:
-    """The process that every launcher starts, in place of this one: it gets the pod's signals itself. `more`: variables
-    besides those that this one has."""
+    """Replace this process by the one that every launcher starts: it gets the pod's signals itself. `more`: variables
+    besides those of this process."""
     variables = {**Environment.read().for_child(threads=threads), **more}
     os.execve(command[0], [*command, "--config", str(config)], variables)  # noqa: S606
 
@@ -274,6 +273,6 @@ def _say(error: StartupError) -> int:
 
 
 if __name__ == "__main__":
-    # The first process of a container is sent no signal that it does not handle, and fetching a model takes long.
+    # The kernel sends a container's first process no signal that it does not handle, and fetching a model takes long.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
     sys.exit(main())

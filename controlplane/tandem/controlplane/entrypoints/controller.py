@@ -42,7 +42,7 @@ from tandem.statestore.stores.events import ClusterEventStore
 
 
 async def control(config: ClusterConfig, pod: Pod, site: Site) -> None:
-    """Until SIGTERM, or until the desired state is stopped; raises StartupError. Workers stay as they are."""
+    """Run until SIGTERM, or until the desired state is stopped; raises StartupError. Workers stay as they are."""
     homes = check_controller(config, site)
     resolved = _resolved(config)
     resolved.desired(1).validate()
@@ -104,7 +104,7 @@ async def _controlled(
 
 
 def _resolved(config: ClusterConfig) -> ResolvedCluster:
-    """Models by their names: neither weights nor the cores of this pod matter."""
+    """Resolve models by their names: neither weights nor the cores of this pod matter."""
     without_weights = dataclasses.replace(config, worker=dataclasses.replace(config.worker, engine="sim"))
     return ResolvedCluster(
         config=config,

@@ -1,4 +1,4 @@
-"""What a worker's pod does before it is stopped: have the worker drained, and wait until it is."""
+"""The preStop hook of a worker's pod: drains the worker, and waits until it is drained."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tandem.core.secret import ClusterSecret
 log = logging.getLogger(__name__)
 
 HAND_BACK_S = 10.0
-"""After its deadline a worker hands back what still runs; as long as this it is waited for."""
+"""Time for a worker to hand back its running requests after its deadline."""
 _LOOK_S = 0.2
 
 
@@ -30,7 +30,7 @@ class _Own:
 
 
 async def drain(config_file: Path, deadline_s: float, clock: Clock) -> bool:
-    """Have the worker that was started with that file take no new work; whether it was drained in the end.
+    """Drain the worker that was started with that file; True if it was drained in the end.
 
     Returns after `deadline_s` + 10 s at most, for then the pod ends anyway. False also for a worker that does not
     answer: it has not started yet, or has ended.

@@ -2,7 +2,7 @@
 
 `python -m tandem.controlplane.entrypoints.readiness_probe --folder /run/tandem`
 
-A router says whether some model can be served, which it knows from requests; a worker, whether it has computed. Both
+A router reports whether some model can be served, which it knows from requests; a worker, whether it has computed. Both
 are asked at their own ports, as clients and Kubernetes' probes ask them.
 """
 
@@ -25,7 +25,7 @@ _OPTIONS = (("grpc.enable_http_proxy", 0),)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 or 1, with one line on stdout."""
+    """Return 0 or 1, with one line on stdout."""
     found = argparse.ArgumentParser(
         prog="python -m tandem.controlplane.entrypoints.readiness_probe", description=__doc__
     )
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def probe(folder: Path, timeout_s: float) -> str:
-    """Why the router or the worker whose container has this folder is not ready; "" if it is."""
+    """Return why the router or the worker with this container folder is not ready; "" if it is."""
     router, worker = folder / "router" / "router.ready.json", folder / "worker" / "worker.json"
     try:
         if router.exists():
@@ -52,7 +52,7 @@ def probe(folder: Path, timeout_s: float) -> str:
 
 
 def _ask_router(url: str, timeout_s: float) -> str:
-    """Raises OSError if nobody answers."""
+    """Ask the router; OSError if it does not answer."""
     opener = urllib.request.build_opener(
         urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=_own_certificate())
     )
@@ -65,7 +65,7 @@ def _ask_router(url: str, timeout_s: float) -> str:
 
 
 def _own_certificate() -> ssl.SSLContext:
-    """Whoever asks itself need not be told who answers: the certificate is for a name that clients use."""
+    """Skip verification: the probe asks its own router, and the certificate is for a name that clients use."""
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

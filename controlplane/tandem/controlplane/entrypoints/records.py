@@ -1,6 +1,6 @@
-"""From one cluster configuration to what the router or a worker of this pod is started with. Pure, but for model files.
+"""Start configurations of this pod's router or worker, from the cluster configuration. Pure, but for model files.
 
-A pod's configuration is a `ClusterConfig`, like everybody's. What cannot stand in it is given beside it: the pod's name
+A pod's configuration is an ordinary `ClusterConfig`. Facts that cannot stand in it are given beside it: the pod's name
 and address, and where secrets are mounted.
 """
 
@@ -25,12 +25,12 @@ from tandem.engine.model_config import read_model_config
 from tandem.engine.model_source import ModelSource, resolve_model
 
 WORKER_PORT = 7000
-"""Where a worker's gRPC server listens unless told otherwise: each pod has an address of its own."""
+"""Default port of a worker's gRPC server: each pod has an address of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """Who this pod is. `folder` is its own and private; `redis_password` "" = none."""
+    """Identity of this pod. `folder` is its own and private; `redis_password` "" = none."""
 
     name: str
     folder: Path
@@ -51,14 +51,14 @@ class Seat:
 
 
 def check_router(config: ClusterConfig) -> None:
-    """Raise ConfigError for what no router could be started with; looks at no model."""
+    """Raise ConfigError for a configuration that no router could be started with; looks at no model."""
     check(config)
     refuse_unfetched(config)
     _check_redis(config)
 
 
 def check_worker(config: ClusterConfig, seat: Seat) -> WorkerSection:
-    """The settings of a worker there; raises ConfigError, and looks at no model."""
+    """Return the settings of a worker there; raises ConfigError, and looks at no model."""
     check(config)
     refuse_unfetched(config)
     _check_redis(config)
@@ -71,7 +71,8 @@ def check_worker(config: ClusterConfig, seat: Seat) -> WorkerSection:
 
 
 def router_config(config: ClusterConfig, pod: Pod, admin_key_file: Path) -> RouterConfig:
-    """The router of this pod; raises StartupError. May fetch tokenizers from the hub, never weights."""
+    """Return the configuration of this pod's router; raises StartupError. May fetch tokenizers from the hub, never
+    weights."""
     check_router(config)
     without_weights = dataclasses.replace(config, worker=dataclasses.replace(config.worker, engine="sim"))
     found = router_process.router_config(
@@ -89,7 +90,7 @@ def router_config(config: ClusterConfig, pod: Pod, admin_key_file: Path) -> Rout
 
 
 def worker_config(config: ClusterConfig, pod: Pod, seat: Seat) -> WorkerConfig:
-    """The worker of this pod; raises StartupError. May fetch the model from the hub."""
+    """Return the configuration of this pod's worker; raises StartupError. May fetch the model from the hub."""
     settings = check_worker(config, seat)
     source = _model(config)
     check_fit(config, {seat.role: 1}, read_model_config(source.path))
@@ -117,7 +118,7 @@ def worker_config(config: ClusterConfig, pod: Pod, seat: Seat) -> WorkerConfig:
 
 
 def up_config(config: ClusterConfig, pod: Pod) -> ClusterConfig:
-    """What `up` is started with beside Ray's head; raises ConfigError, and looks at no model."""
+    """Return the configuration of `up` beside Ray's head; raises ConfigError, and looks at no model."""
     check_router(config)
     if config.launcher is not LauncherName.RAY:
         raise ConfigError(f"launcher is {config.launcher}", why="workers of a pod would have to fit into it")
@@ -129,7 +130,7 @@ def up_config(config: ClusterConfig, pod: Pod) -> ClusterConfig:
 
 
 def with_password(url: str, password: str) -> str:
-    """`url` with the password in it, which must not have one of its own. Raises ConfigError."""
+    """Return `url` with the password in it; ConfigError if it has one of its own."""
     if not password:
         return url
     parts = urlsplit(url)

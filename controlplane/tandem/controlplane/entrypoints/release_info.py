@@ -1,4 +1,4 @@
-"""Where a release is on Kubernetes, as its controller is told by flags."""
+"""Location of a release on Kubernetes, from the flags of its controller."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tandem.core.lifecycle import RoleName
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Where the release is: the API, the folder of the account that may ask it, and which pods are its workers'.
+    """The release: the API, the folder of the account that may ask it, and which pods are its workers'.
 
-    `deployments`: what the names of all pools' Deployments begin with; `pools`: (name, role) of each pool of the chart;
-    `autoscaled`: the names of those whose scale is somebody else's.
+    `deployments`: prefix of the names of all pools' Deployments; `pools`: (name, role) of each pool of the chart;
+    `autoscaled`: the names of those scaled by another controller.
     """
 
     url: str
@@ -32,7 +32,7 @@ class Site:
 
 
 def check_controller(config: ClusterConfig, site: Site) -> Homes:
-    """The release's pools; ConfigError for what no controller could be started with."""
+    """Return the release's pools; ConfigError for a configuration that no controller could be started with."""
     check_router(config)
     names, roles = [name for name, _ in site.pools], [role for _, role in site.pools]
     twice = next((role for role in roles if roles.count(role) > 1), None)

@@ -1,1 +1,1 @@
-"""Nodes of Ray that KubeRay makes: how many are wanted, which may go, and the patch of the RayCluster that says so."""
+"""Nodes of Ray that KubeRay makes: how many are wanted, which may go, and the patch of the RayCluster for that."""

@@ -1,4 +1,4 @@
-"""What is read of a RayCluster and of its nodes' pods, and the patch that resizes groups of it."""
+"""Reads a RayCluster and its nodes' pods, and makes the patch that resizes groups of it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Object = Mapping[str, Any]
 
 
 def selector(name: str) -> str:
-    """Of the pods of that RayCluster that are nodes for workers."""
+    """Return the selector of that RayCluster's pods that are nodes for workers."""
     return f"{CLUSTER}={name},{NODE_TYPE}=worker"
 
 
 def is_autoscaled(raycluster: Object) -> bool:
-    """Whether Ray's autoscaler writes replicas there."""
+    """True if Ray's autoscaler writes replicas there."""
     return bool(_part(raycluster, "spec").get("enableInTreeAutoscaling"))
 
 
 def groups_of(raycluster: Object, names: Sequence[str]) -> tuple[Group, ...]:
-    """Those of these names, as they stand there. ValueError for a group that cannot be understood, or is none."""
+    """Return the groups of these names, as they stand there. ValueError for a group that is malformed or missing."""
     found = {}
     for spec in _specs(raycluster):
         group = _group(spec)
@@ -39,19 +39,19 @@ def groups_of(raycluster: Object, names: Sequence[str]) -> tuple[Group, ...]:
 
 
 def node_of(pod: Object) -> Node:
-    """ValueError for a pod without a name or a group."""
+    """Parse a pod; ValueError for one without a name or a group."""
     about, status = _part(pod, "metadata"), pod.get("status") or {}
     name, group = about.get("name"), (about.get("labels") or {}).get(GROUP)
     if not isinstance(name, str) or not isinstance(group, str):
         raise ValueError("a pod without a name or a group")
     is_over = about.get("deletionTimestamp") is not None or status.get("phase") in ("Failed", "Succeeded")
-    # One that has ended keeps an address that another one may have by now.
+    # An ended pod keeps an address that another one may have by now.
     address = "" if status.get("phase") in ("Failed", "Succeeded") else str(status.get("podIP") or "")
     return Node(name=name, group=group, address=address, is_leaving=is_over)
 
 
 def patch_of(raycluster: Object, resizes: Sequence[Resize]) -> list[dict[str, Any]]:
-    """A JSON patch, which holds onto the version that was read alone: indices are that version's."""
+    """Return a JSON patch bound to the version that was read: indices are that version's."""
     version = _part(raycluster, "metadata").get("resourceVersion")
     operations: list[dict[str, Any]] = [{"op": "test", "path": "/metadata/resourceVersion", "value": version}]
     names = [spec.get("groupName") for spec in _specs(raycluster)]

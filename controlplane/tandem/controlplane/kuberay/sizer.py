@@ -1,7 +1,7 @@
-"""Keeps the groups of a RayCluster as large as the record and the workers ask for, beside the reconcile loop.
+"""Keeps the groups of a RayCluster as large as the record and the workers need, beside the reconcile loop.
 
-It starts and stops no worker: who leaves is drained and stopped by the controller first, and only then is its node
-named. It remembers how long nodes have been empty and nothing else, so `up` may die after every step.
+It starts and stops no worker: a leaving worker is drained and stopped by the controller first, and only then is its
+node named. It remembers how long nodes have been empty and nothing else, so `up` may die after every step.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ log = logging.getLogger(__name__)
 
 LOOK_EVERY_S: Final = 2.0
 EMPTY_S: Final = 10.0
-"""So long nobody has to be on a node before it goes: longer than it takes until a worker is seen where it is."""
+"""A node goes when empty for so long: longer than it takes until a worker is seen where it is."""
 
 
 class RayClusterSizer:
-    """Resizes one RayCluster; `run` it in a task. What goes wrong is told once and tried again; ConfigError for an
-    account that is none.
+    """Resizes one RayCluster; `run` it in a task. An error is reported once and retried; ConfigError for an account
+    that is none.
 
-    `started`: who was started, with the address of their node ("" = not known); None = that cannot be said now.
-    `hosts`: who is registered, with theirs.
+    `started`: the started workers, with the address of their node ("" = not known); None = unknown now. `hosts`: the
+    registered workers, with theirs.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class RayClusterSizer:
         self._trouble = ""
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Run until cancelled."""
         section = self._section
         async with KubernetesApi(section.api, Path(section.account), section.namespace) as api:
             while True:
@@ -72,7 +72,8 @@ class RayClusterSizer:
                 await asyncio.sleep(LOOK_EVERY_S)
 
     async def look(self, api: KubernetesApi) -> tuple[Resize, ...]:
-        """Once; what was changed. Raises TandemError, ExpiredError, and ValueError for what is not understood."""
+        """Look once and return the changes made. Raises TandemError, ExpiredError, and ValueError for malformed
+        objects."""
         raycluster = await api.raycluster(self._section.name)
         if is_autoscaled(raycluster):
             raise UnavailableError("Ray's autoscaler decides how many nodes there are", todo="turn one of the two off")

@@ -1,8 +1,8 @@
-"""How many nodes each group of a RayCluster should have, and which may go: pure functions of what is seen.
+"""How many nodes each group of a RayCluster should have, and which may go: pure functions of the observed state.
 
-Workers count where they are, for Ray places them by room and not by group, and a flip moves nobody. More nodes follow
-what is wanted. Fewer follow what is there: a node may go when nobody has been on it for a while, and is named then,
-for of those that nobody names KubeRay takes any.
+Workers count where they are, for Ray places them by room and not by group, and a flip moves none. Growing follows
+the desired state. Shrinking follows the observed one: a node may go when it has been empty for a while, and is named
+then, for KubeRay takes any node if none is named.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occupant:
-    """A worker. `group`: whose nodes are made for its role; `address`: of its node, "" = none yet, or not known.
+    """A worker. `group`: the group of nodes for its role; `address`: of its node, "" = none yet, or not known.
 
     `is_wanted`: the record has it; `is_started`: it runs or waits for a place.
     """
@@ -54,7 +54,7 @@ class Occupant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resize:
-    """What a group should say instead. `named`: with those that were named before and are still there."""
+    """The new values of a group. `named`: with those that were named before and are still there."""
 
     group: str
     replicas: int
@@ -64,8 +64,8 @@ class Resize:
 def occupants(
     state: DesiredState, started: Mapping[WorkerId, str], hosts: Mapping[WorkerId, str], groups: Mapping[RoleName, str]
 ) -> list[Occupant]:
-    """Everybody who is wanted, was started, or is registered. `started` and `hosts`: with the addresses of their nodes,
-    by who started them and by themselves."""
+    """Return all workers that are wanted, were started, or are registered. `started` and `hosts`: with the addresses of
+    their nodes, as the starter and the workers themselves report them."""
     homes = {member.worker_id: groups.get(member.role, "") for member in state.members}
     return [
         Occupant(
@@ -80,7 +80,7 @@ def occupants(
 
 
 def empty(nodes: Sequence[Node], workers: Sequence[Occupant]) -> set[str]:
-    """Nodes on which nobody is known to be."""
+    """Return nodes on which no worker is known to be."""
     held = {worker.address for worker in workers}
     return {node.name for node in nodes if not node.address or node.address not in held}
 
@@ -88,7 +88,7 @@ def empty(nodes: Sequence[Node], workers: Sequence[Occupant]) -> set[str]:
 def resizes(
     groups: Sequence[Group], nodes: Sequence[Node], workers: Sequence[Occupant], settled: Collection[str]
 ) -> tuple[Resize, ...]:
-    """What has to change. `settled`: nodes that have been empty for so long that nobody is about to be seen there."""
+    """Return the changes. `settled`: nodes that have been empty for so long that no worker is about to appear there."""
     named = {name for group in groups for name in group.named}
     staying = [node for node in nodes if not node.is_leaving and node.name not in named]
     at = {node.address: node for node in staying if node.address}
@@ -108,7 +108,7 @@ def resizes(
         elif not any(one.is_started and _may_come(one, group, groups) for one in unplaced):
             free = empty(here, workers)
             surplus = group.replicas - (len(here) - len(free)) - len(homeless)
-            # Those that have no address yet have not started: they cost least.
+            # Nodes without an address yet have not started: they cost least.
             going = sorted((node for node in here if node.name in free & set(settled)), key=_cost)
             going = going[: max(0, min(surplus, group.replicas - group.least))]
             if going:
@@ -118,7 +118,7 @@ def resizes(
 
 
 def _may_come(worker: Occupant, group: Group, groups: Sequence[Group]) -> bool:
-    """Whether Ray may place it there, or has done so already, as far as is known."""
+    """True if Ray may place it there, or has done so already, as far as is known."""
     home = next((each for each in groups if each.name == worker.group), None)
     return home is None or home.hardware in (ANY_HARDWARE, group.hardware)
 

@@ -1,9 +1,9 @@
-"""How the desired state follows pods that come and go by themselves: a pure function of the record and of what is seen.
+"""Makes the desired state follow pods that come and go by themselves: a pure function of record and observed state.
 
 A member is one of two things. It is named like a pod: that pod is its worker. Or it is a vacancy, named like any new
 worker (`decode-3`): a pod is still to come, from the Deployment of that name's pool. A pod that is registered fills a
-vacancy, or comes on top when somebody else scaled up. A member whose pod is gone becomes a vacancy, as another pod
-comes in its place, or is wanted no more when somebody else scaled down.
+vacancy, or is added when another controller scaled up. A member that lost its pod becomes a vacancy, as another pod
+comes in its place, or is removed when another controller scaled down.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tandem.core.lifecycle import RoleName
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Home:
-    """A pool of the chart: the Deployment whose pods start in `role`, with `ranks` each. `is_scaled_here` False: an
+    """A pool of the chart: the Deployment that makes pods of `role`, with `ranks` each. `is_scaled_here` False: an
     autoscaler owns its scale, and the record only follows."""
 
     pool: str
@@ -35,9 +35,9 @@ class Home:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """What is seen at one moment. `registered`: who says to be there, and in which role. `replicas`: by pool of the
-    chart, how many pods its Deployment is to have; only where that was read after the last change of its pods. `taken`:
-    who left as a victim that a controller had named."""
+    """The state observed at one moment. `registered`: registered workers with their roles. `replicas`: by pool of the
+    chart, the pods that its Deployment is to have; only where that was read after the last change of its pods. `taken`:
+    workers that left as a victim named by a controller."""
 
     pods: Sequence[Pod]
     registered: Mapping[WorkerId, RoleName]
@@ -55,8 +55,8 @@ class Adopted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What a version of the record wants of pods. By pool of the chart: `vacancies`, pods that are still to come, and
-    `missing`, members whose pod is gone while it is not known yet whether another one comes."""
+    """Pods that a version of the record wants. By pool of the chart: `vacancies`, pods that are still to come, and
+    `missing`, members without a pod while it is not known yet whether another one comes."""
 
     version: int = 0
     members: frozenset[WorkerId] = frozenset()
@@ -79,19 +79,19 @@ class Homes:
         return self._by_role.get(role)
 
     def by_name(self, name: str) -> Home | None:
-        """Of a pod with that name, there or gone."""
+        """Return the pool of a pod with that name, there or gone."""
         fitting = [home for home in self.all if name.startswith(f"{home.deployment}-")]
         return max(fitting, key=lambda home: len(home.deployment), default=None)
 
     def of_vacancy(self, state: DesiredState, member: Member) -> Home | None:
-        """Where its pod has to come from: a vacancy whose worker had another role keeps its home in its name."""
+        """Return where its pod has to come from: a vacancy after a change of role keeps its old home in its name."""
         named = member.worker_id.rpartition("-")[0]
         pool = next((pool for pool in state.pools if pool.name == named), None) or state.pool(member.pool)
         return self.of_role(pool.role)
 
 
 def adopted(state: DesiredState, sight: Sight, homes: Homes) -> Adopted:
-    """What the record should say after what is seen; the same record where nothing has changed."""
+    """Return the record updated to the observed state; the same record where nothing has changed."""
     draft = _Draft(state, sight, homes)
     draft.forget_the_gone()
     draft.leave_to_autoscalers()
@@ -100,7 +100,7 @@ def adopted(state: DesiredState, sight: Sight, homes: Homes) -> Adopted:
 
 
 def wanted(state: DesiredState, sight: Sight, homes: Homes) -> Wanted:
-    """What the record wants of pods, as it stands."""
+    """Return what the record wants of pods, as it stands."""
     there = {pod.name for pod in staying(sight.pods)}
     vacancies: Counter[str] = Counter()
     missing: Counter[str] = Counter()
@@ -117,7 +117,7 @@ def wanted(state: DesiredState, sight: Sight, homes: Homes) -> Wanted:
 
 
 class _Draft:
-    """A record that is being changed; what could serve nobody is not done."""
+    """A record that is being changed; a change after which no request could be served is not made."""
 
     def __init__(self, state: DesiredState, sight: Sight, homes: Homes) -> None:
         self.state, self._sight, self._homes = state, sight, homes
@@ -188,7 +188,7 @@ class _Draft:
         return pod.name in self._sight.registered and not pod.is_victim and self.state.member(pod.name) is None
 
     def _is_on_top(self, pod: Pod, home: Home) -> bool:
-        """Whether it is one more: neither one that is wanted no more nor, as far as is known, another's successor.
+        """True if it is an additional pod: neither one no longer wanted nor, as far as is known, another's successor.
         Where the scale is ours, by pods listed after this version of the record was read: a mark may come late."""
         if home.is_scaled_here and home.pool not in self._sight.replicas:
             return False
@@ -196,8 +196,8 @@ class _Draft:
         return not is_unclear and not (pod.was_member(self.state.version) and home.is_scaled_here)
 
     def _lowered_by(self, home: Home, gone: Sequence[Member]) -> int | None:
-        """How many fewer pods are wanted there than members had; None = not known yet. Those whose pods were taken away
-        from here do not count."""
+        """Return by how many the wanted pods are fewer than the members were; None = not known yet. Members with pods
+        removed by a controller do not count."""
         count = sum(not self._is_from_here(member) for member in gone)
         if not home.is_scaled_here:
             return count
@@ -208,7 +208,7 @@ class _Draft:
         return sum(self.state.member(pod.name) is not None for pod in here) + count - replicas
 
     def _is_from_here(self, member: Member) -> bool:
-        """Whether a controller ended its pod: to replace it, or as a victim, which another controller took for one that
+        """True if a controller ended its pod: to replace it, or as a victim, which another controller took for one that
         stays before it saw the mark."""
         return bool(member.restart_generation) or member.worker_id in self._sight.taken
 
@@ -219,7 +219,7 @@ class _Draft:
         return Member(worker_id=name, pool=member.pool, role=member.role)
 
     def _put(self, old: Member | None, new: Member | None, why: str, *, of: str = "") -> bool:
-        """`new` in the place of `old`; False if the record cannot be so. Who takes a place changes no numbers."""
+        """Put `new` in the place of `old`; False if the record cannot be so. A replacement changes no numbers."""
         both = (
             [new if each is old else each for each in self._members()] if old is not None else [*self._members(), new]
         )

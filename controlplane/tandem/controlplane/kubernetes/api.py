@@ -21,10 +21,10 @@ import httpx
 from tandem.core.errors import ConfigError, ConflictError, NotFoundError, TandemError, UnavailableError
 
 NAME: Final = "tandem-controller"
-"""Whose the fields are that are changed here: Helm and kubectl tell it of a scale that they would overwrite."""
+"""Field manager of the changes made here: Helm and kubectl name it for a scale that they would overwrite."""
 TIMEOUT_S: Final = 5.0
 WATCH_S: Final = 30
-"""After so long the server ends a watch, and pods are listed anew."""
+"""The server ends a watch after so long, and pods are listed anew."""
 PAGE_PODS: Final = 250
 MAX_ANSWER_BYTES: Final = 32 * 1024 * 1024
 MAX_LINE_BYTES: Final = 4 * 1024 * 1024
@@ -40,7 +40,7 @@ class ExpiredError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PodList:
-    """All pods at one moment. `version`: from where to watch."""
+    """All pods at one moment. `version`: where to start a watch."""
 
     pods: tuple[Object, ...]
     version: str
@@ -48,7 +48,7 @@ class PodList:
 
 @dataclass(frozen=True, slots=True)
 class PodChange:
-    """A pod as it is now; `is_gone`: as it was at last."""
+    """A pod as it is now; `is_gone`: as it was last."""
 
     pod: Object
     is_gone: bool
@@ -65,8 +65,8 @@ class Scale:
 class KubernetesApi:
     """A client for one namespace; `async with` it.
 
-    Raises UnavailableError when the API does not answer, refuses for now, or refuses us (its message says which),
-    ConflictError when somebody else was faster, NotFoundError for what is not there.
+    Raises UnavailableError when the API does not answer, refuses for now, or refuses us (its message states which),
+    ConflictError when the object was changed concurrently, NotFoundError for a missing one.
     """
 
     def __init__(self, url: str, account: Path, namespace: str, *, timeout_s: float = TIMEOUT_S) -> None:
@@ -92,7 +92,7 @@ class KubernetesApi:
         await self._client.aclose()
 
     async def pods(self, selector: str) -> PodList:
-        """Those whose labels fit, page by page; ExpiredError if that took too long."""
+        """Return the pods with matching labels, page by page; ExpiredError if that took too long."""
         found: list[Object] = []
         after = ""
         while True:
@@ -105,7 +105,8 @@ class KubernetesApi:
                 return PodList(tuple(found), str(about.get("resourceVersion", "")))
 
     async def watch_pods(self, selector: str, version: str) -> AsyncIterator[PodChange]:
-        """Every change after `version`, until the server ends the watch; ExpiredError if it knows that no more."""
+        """Yield every change after `version`, until the server ends the watch; ExpiredError if it knows that no
+        more."""
         query = {
             "labelSelector": selector,
             "watch": "true",
@@ -125,21 +126,21 @@ class KubernetesApi:
                     yield PodChange(pod, is_gone=kind == "DELETED")
 
     async def patch_pod(self, name: str, *, labels: Mapping[str, str], annotations: Mapping[str, str]) -> Object:
-        """Set these; the pod as it is then."""
+        """Set these; return the pod as it is then."""
         about = {"labels": dict(labels), "annotations": dict(annotations)}
         return await self._ask("PATCH", f"{self._pods}/{name}", body={"metadata": about})
 
     async def scale(self, deployment: str) -> Scale:
-        """How many pods the Deployment is to have."""
+        """Return how many pods the Deployment is to have."""
         return _scale(await self._ask("GET", f"{self._deployments}/{deployment}/scale"))
 
     async def set_scale(self, deployment: str, replicas: int, *, version: str) -> Scale:
-        """So many pods, if the Deployment is still of that version."""
+        """Set the number of pods, if the Deployment is still of that version."""
         wanted = {"metadata": {"resourceVersion": version}, "spec": {"replicas": replicas}}
         return _scale(await self._ask("PATCH", f"{self._deployments}/{deployment}/scale", body=wanted))
 
     async def raycluster(self, name: str) -> Object:
-        """The RayCluster of that name, as it is."""
+        """Return the RayCluster of that name, as it is."""
         return await self._ask("GET", f"{self._rayclusters}/{name}")
 
     async def patch_raycluster(self, name: str, operations: Sequence[Object]) -> Object:
@@ -175,7 +176,7 @@ class KubernetesApi:
         media: str = _MERGE,
         patience: httpx.Timeout | None = None,
     ) -> AsyncIterator[httpx.Response]:
-        """A good answer whose body is still to be read."""
+        """Return a good response; its body is still to be read."""
         kind = {"Content-Type": media} if content is not None else {}
         headers = {"Authorization": f"Bearer {self._token()}", **kind}
         request = self._client.build_request(
@@ -215,7 +216,7 @@ async def _parts(response: httpx.Response) -> AsyncIterator[bytes]:
 
 
 async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
-    """Whole lines; what the server began and did not end is left out."""
+    """Yield whole lines; an unfinished last one is left out."""
     rest = bytearray()
     async for part in _parts(response):
         rest += part
@@ -229,7 +230,7 @@ async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
 
 
 async def _message(response: httpx.Response) -> str:
-    """What a refusal says, in so far as it is short."""
+    """Return the message of a refusal, in so far as it is short."""
     text = bytearray()
     async for part in _parts(response):
         text += part
@@ -243,7 +244,7 @@ async def _message(response: httpx.Response) -> str:
 
 
 def _check(status: int, message: str) -> None:
-    """Raise what this refusal means."""
+    """Raise the error for this refusal."""
     why = f"{status} {message}".strip()
     if status == httpx.codes.GONE:
         raise ExpiredError(why)

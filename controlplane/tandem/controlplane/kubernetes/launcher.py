@@ -1,8 +1,8 @@
-"""A launcher for workers that Kubernetes starts: tells which pods there are, and makes the cluster fit the record.
+"""A launcher for workers that Kubernetes starts: reports the pods, and makes the cluster fit the record.
 
-It starts nobody by name and ends nobody itself. More pods come when a Deployment's scale is raised; one that is to
-leave is marked as the cheapest to lose, then the scale is lowered. Each step is taken from what is seen then, never
-from what was done before: it may be repeated, by this controller or the next one.
+It starts and ends no pod by name. More pods come when a Deployment's scale is raised; one that is to leave is marked
+as the cheapest to lose, then the scale is lowered. Each step is derived from the state observed then, never from past
+actions: it may be repeated, by this controller or the next one.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from tandem.core.logs import event
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S: Final = 1.0
-"""Whether everything is as wanted is looked at after every change, and at least so often."""
+"""Everything is compared with the wishes after every change, and at least so often."""
 _RELIST_S: Final = 0.2
 _TAKEN: Final = 1024
-"""So many victims are remembered, the latest."""
+"""Number of victims that are remembered, the latest."""
 _BACKOFF_S: Final = (0.5, 1.0, 2.0, 5.0)
 
 
@@ -52,7 +52,7 @@ class KubernetesLauncher:
         self._changed, self._moved = asyncio.Event(), asyncio.Condition()
         self._on_change: Callable[[], None] = lambda: None
         self.is_listed = False
-        """Whether it is known which pods there are; until then nothing is."""
+        """True once the pods have been listed; until then none is known."""
 
     async def run(self, on_change: Callable[[], None] = lambda: None) -> None:
         """Follow the pods and make them fit, until cancelled; outages are survived. `on_change`: a pod changed."""
@@ -63,26 +63,26 @@ class KubernetesLauncher:
 
     @property
     def pods(self) -> Sequence[Pod]:
-        """All that there are, as far as it is known; a mark that is on its way counts."""
+        """Return all known pods; a mark that is on its way counts."""
         return [self._noted(pod) for pod in self._pods.values()]
 
     def replicas(self, version: int) -> Mapping[str, int]:
-        """By pool of the chart: what its Deployment is to have, where that was read after the last change of its pods
+        """By pool of the chart: the replicas of its Deployment, where they were read after the last change of its pods
         and of the record, with the pods as they are known."""
         return {pool: count for pool, (known, count) in self._replicas.items() if known == version}
 
     @property
     def taken(self) -> frozenset[WorkerId]:
-        """Who was marked as a victim, and is gone or will be: the latest."""
+        """Return the latest workers that were marked as victims, and are gone or will be."""
         return frozenset(self._taken)
 
     def note_members(self, members: Iterable[WorkerId], version: int) -> None:
-        """These stand in that version of the record."""
+        """Record that these stand in that version of the record."""
         for member in members:
             self._members.setdefault(member, version)
 
     def want(self, wanted: Wanted, roles: Mapping[WorkerId, RoleName]) -> None:
-        """What the record wants now, and in which role everybody who is registered works."""
+        """Set what the record wants now, and the role of every registered worker."""
         self.note_members(wanted.members, wanted.version)
         if (wanted, dict(roles)) != (self._wanted, self._roles):
             self._wanted, self._roles = wanted, dict(roles)
@@ -91,7 +91,7 @@ class KubernetesLauncher:
     # ---- as every launcher -----------------------------------------------------------------------------------------
 
     async def start_worker(self, spec: WorkerSpec) -> None:
-        """Nobody can be started by name; which pod is who has been settled before."""
+        """Do nothing: workers cannot be started by name; pods were assigned to members before."""
         self._reports.put_nowait(WorkerExited(spec.worker_id, "pods start by themselves", is_unplaced=True))
 
     async def stop(self, worker_id: WorkerId, *, grace_s: float) -> None:
@@ -105,7 +105,7 @@ class KubernetesLauncher:
             self._victims.discard(worker_id)
 
     async def running(self) -> Sequence[RunningWorker]:
-        """Members, and those who were: pods that have just come are nobody's yet."""
+        """Return the running members, and former members: pods that have just come belong to no member yet."""
         return [
             RunningWorker(
                 worker_id=pod.name,
@@ -152,7 +152,7 @@ class KubernetesLauncher:
 
     async def _take(self, pod: Pod, *, is_gone: bool = False) -> None:
         before = self._pods.get(pod.name)
-        if before is not None and before.is_leaving:  # there is no way back, whatever answer arrives late
+        if before is not None and before.is_leaving:  # there is no way back, whatever response arrives late
             pod = replace(pod, is_leaving=True)
         if before == pod and not is_gone:
             return
@@ -221,7 +221,7 @@ class KubernetesLauncher:
         return is_unclear or vacancies > 0 or self._asked.get(home.pool, 0) > vacancies
 
     def _has_newcomers(self, home: Home) -> bool:
-        """Whether somebody is registered of whom the record has never heard, as far as is known."""
+        """True if a worker is registered that the record never contained, as far as is known."""
         return any(
             pod.pool == home.pool and pod.name in self._roles and not pod.was_member(self._wanted.version)
             for pod in staying(self.pods)
@@ -229,7 +229,7 @@ class KubernetesLauncher:
         )
 
     async def _mark(self, pod: Pod) -> None:
-        """What stands on the pod, so that the next controller knows, and the ReplicaSet, and people."""
+        """Write the mark on the pod, for the next controller, the ReplicaSet, and people."""
         annotations: dict[str, str] = {}
         if pod.name in self._wanted.members and not pod.was_member(self._wanted.version):
             annotations[MEMBER] = str(self._wanted.version)
@@ -241,27 +241,27 @@ class KubernetesLauncher:
             try:
                 found = await self._api.patch_pod(pod.name, labels=labels, annotations=annotations)
             except NotFoundError:
-                return  # which the watch will tell
+                return  # the watch will report it
             for after in _readable([found]):
                 if after.name in self._pods:  # else it has gone meanwhile
                     await self._take(after)
 
     async def _fit_scale(self, home: Home) -> None:
-        """Down to who stays while a victim is there, for a ReplicaSet that is satisfied ends nobody. Else up to who is
-        to come; pods that were asked for and are wanted no more are taken back: a ReplicaSet ends those first that
-        have not started."""
+        """Lower the scale to the staying pods while a victim is there, for a satisfied ReplicaSet ends none. Else raise
+        it to the pods to come; pods that were asked for and are wanted no more are taken back: a ReplicaSet ends those
+        first that have not started."""
         changes, version = self._changes, self._wanted.version
         listed = await self._api.pods(f"{self._selector},{POOL}={home.pool}")
         scale = await self._api.scale(home.deployment)
         here = staying(_readable(listed.pods))
         if changes != self._changes:
-            return  # what was listed may be older than what is known
+            return  # the list may be older than the known state
         for pod in here:
-            if pod.name in self._pods:  # a mark that the watch has not told yet
+            if pod.name in self._pods:  # a mark that the watch has not reported yet
                 await self._take(pod)
         known = {pod.name for pod in staying(self._pods.values()) if pod.pool == home.pool}
         if (changes, version, known) != (self._changes, self._wanted.version, {pod.name for pod in here}):
-            return  # what is wanted was said without knowing this
+            return  # the wishes were given without knowing this
         self._replicas[home.pool] = version, scale.replicas
         self._on_change()
         replicas = self._fitting(home, here, scale.replicas)
@@ -281,7 +281,7 @@ class KubernetesLauncher:
         victims = sum(pod.is_victim for pod in here)
         if victims:
             if self._wanted.missing.get(home.pool):
-                return replicas  # a scale that is lowered now would be taken for somebody else's wish
+                return replicas  # a scale that is lowered now would be taken for another controller's wish
             return min(replicas, max(len(here) - victims, replicas - victims))
         vacancies = self._wanted.vacancies.get(home.pool, 0)
         new = sum(not self._noted(pod).was_member(self._wanted.version) for pod in here)
@@ -293,7 +293,7 @@ class KubernetesLauncher:
 
 
 class _Failures:
-    """Says once what goes wrong, and waits longer each time."""
+    """Reports an error once, and waits longer each time."""
 
     def __init__(self, what: str) -> None:
         self._what, self._count, self._told = what, 0, ""
@@ -313,7 +313,7 @@ class _Failures:
 
 
 def _readable(pods: Iterable[Mapping[str, Any]]) -> list[Pod]:
-    """Those that are workers'."""
+    """Return the pods that are workers'."""
     found: list[Pod] = []
     for pod in pods:
         try:

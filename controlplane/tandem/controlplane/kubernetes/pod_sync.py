@@ -1,4 +1,4 @@
-"""What a controller does before it looks at the workers of pods: the record is written as the pods are."""
+"""Updates the record from the pods, before a controller looks at their workers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
 
 Save = Callable[[DesiredState, int], Awaitable[bool]]
-"""Writes a state if that version stands there; False = somebody was faster."""
+"""Writes a state if that version stands there; False = it was changed concurrently."""
 
 
 class PodFollowing:
-    """The controller's `Following` for Kubernetes. `registered`: who says to be there, and in which role."""
+    """The controller's `Following` for Kubernetes. `registered`: registered workers with their roles."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class PodFollowing:
         self._trouble = ""
 
     async def followed(self, state: DesiredState) -> DesiredState:
-        """`state` with members that have a pod and no others: pods to come are the launcher's to care for."""
+        """Return `state` with only those members that have a pod: pods to come are the launcher's task."""
         if not self._launcher.is_listed:
             return replace(state, members=())
         await self._adopt(state)

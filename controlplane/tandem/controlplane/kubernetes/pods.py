@@ -1,4 +1,4 @@
-"""What a controller reads of a worker's pod, and how it marks one."""
+"""Reads the facts of a worker's pod that a controller needs, and its marks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ ROLE: Final = "tandem/role"
 REVISION: Final = "tandem/revision"
 """Labels: of the chart, and the role is kept up by the controller."""
 MEMBER: Final = "tandem/member"
-"""Annotation: the version of the record in which it became a member. One that no longer is one leaves; one that never
-was is new."""
+"""Annotation: the version of the record in which it became a member. A former member leaves; a pod that never was one
+is new."""
 COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 LOWEST_COST: Final = "-2147483647"
 """Annotation: of those that are ready, the ReplicaSet takes the one that costs least."""
@@ -23,7 +23,7 @@ LOWEST_COST: Final = "-2147483647"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """A worker's pod. `pool`: the chart's, whose Deployment made it; `role` and `revision`: what its labels say.
+    """A worker's pod. `pool`: the chart's, of the Deployment that made it; `role` and `revision`: of its labels.
 
     `is_leaving`: Kubernetes is ending it. `is_victim`: it is marked as the one that leaves when the scale is lowered.
     `member_since`: a version of the record that it stood in; 0 = in none.
@@ -38,12 +38,12 @@ class Pod:
     member_since: int = 0
 
     def was_member(self, version: int) -> bool:
-        """Whether it is or was a member, to whom knows the record up to that version."""
+        """True if it is or was a member, judged from the record up to that version."""
         return 0 < self.member_since <= version
 
 
 def read(pod: Mapping[str, Any]) -> Pod:
-    """ValueError for a pod that is no worker's."""
+    """Parse a pod; ValueError for one that is no worker's."""
     about = pod.get("metadata")
     if not isinstance(about, dict):
         raise ValueError("a pod without metadata")
@@ -61,10 +61,10 @@ def read(pod: Mapping[str, Any]) -> Pod:
 
 
 def _version(text: object) -> int:
-    """0 for what nobody here has written."""
+    """Parse a version; 0 for text that no controller has written."""
     return int(text) if isinstance(text, str) and text.isdecimal() and len(text) < 18 else 0
 
 
 def staying(pods: Iterable[Pod]) -> list[Pod]:
-    """Without those that Kubernetes is ending."""
+    """Return the pods without those that Kubernetes is ending."""
     return [pod for pod in pods if not pod.is_leaving]
