@@ -62,11 +62,11 @@ class Following(Protocol):
     """Makes the record follow workers that come and go by themselves."""
 
     async def followed(self, state: DesiredState) -> DesiredState:
-        """Return `state` with only those members whose workers are there; no other is to be started."""
+        """Return `state` with only those members that have a worker; no other is to be started."""
 
 
 class Controller:
-    """Owns all workers of one cluster. `run` it in a task; it ends when the desired state says so."""
+    """Owns all workers of one cluster. `run` it in a task; it ends when the desired state is stopped."""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningWorker:
-    """A worker that a launcher has running: the role it was started with, and whether it took requests since.
+    """A worker that a launcher has running: how it was started, and whether it took requests since.
 
     A flip changes its role and leaves this as it was.
     """
@@ -99,7 +99,7 @@ class Launcher(Protocol):
     """Starts and stops workers and reports on them. It decides nothing: restarts are the controller's."""
 
     async def start_worker(self, spec: WorkerSpec) -> None:
-        """Start a worker whose id is not running. Every failure is reported as WorkerExited."""
+        """Start a worker; its id must not be running. Every failure is reported as WorkerExited."""
 
     async def stop(self, worker_id: WorkerId, *, grace_s: float) -> None:
         """End a worker and return when it is gone; after `grace_s` by force. Nothing happens for an unknown id."""

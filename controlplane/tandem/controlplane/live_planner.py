@@ -71,7 +71,7 @@ class LivePlanner:
         self._stores, self._events, self._clock, self._wall_s = stores, events, clock, wall_s
         self._version, self._split = 0, Split(0, 0)
         self._told: dict[str, float] | None = None
-        """What was advised or denied, and when; None = not looked up yet."""
+        """Advice and denials, with their times; None = not looked up yet."""
         self._last: dict[EventKind, dict[str, Any]] = {}
         self._unsure: tuple[DesiredState, str] | None = None
         """A state written without a response, and the report to make if it stands there."""

@@ -1,7 +1,7 @@
-"""What to do next so that what runs becomes what is wanted: a pure function of the record and of what is seen.
+"""Computes the next actions from desired and observed state. Pure.
 
 It remembers nothing, so a controller may die after every single step, and the next one goes on where things stand. A
-worker that is to lose its work is asked to drain first, and only while somebody else is ready to do that work.
+worker that is to lose its work is drained first, and only while another worker is ready to do that work.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tandem.core.lifecycle import RoleName
 
 
 class Life(StrEnum):
-    """Where a running worker stands. SILENT: it was ready once, and does not answer."""
+    """Life-cycle state of a running worker. SILENT: it was ready once, and does not answer."""
 
     STARTING = "starting"
     READY = "ready"
@@ -29,7 +29,7 @@ class Life(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """A worker that runs: as what it was started, and what it is now. `target`: the role that it is about to take."""
+    """A running worker: how it was started, and its present state. `target`: the role that it is about to take."""
 
     worker_id: WorkerId
     model: str
@@ -42,7 +42,7 @@ class Seen:
 
 
 class Deed(StrEnum):
-    """What can be done to a worker. BECOME: the role that it is wanted in."""
+    """Actions on a worker. BECOME: change to its desired role."""
 
     START = "start"
     STOP = "stop"
@@ -53,7 +53,7 @@ class Deed(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """`member`: what is wanted of the worker; None = nothing more."""
+    """`member`: the desired state of the worker; None = no further action."""
 
     deed: Deed
     worker_id: WorkerId
@@ -63,7 +63,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What can be done now, all of it at once, and why the rest has to wait."""
+    """All actions that are possible now, and why the rest has to wait."""
 
     actions: tuple[Action, ...] = ()
     waits: Mapping[WorkerId, str] = field(default_factory=dict)
@@ -72,9 +72,9 @@ class Plan:
 def plan(
     desired: DesiredState, seen: Sequence[Seen], *, held: Collection[WorkerId] = (), can_steer: bool = True
 ) -> Plan:
-    """`held`: workers that are left alone for now, as a step of theirs is under way or failed a moment ago.
+    """Compute the plan. `held`: workers left alone for now, as a step of theirs is in progress or failed a moment ago.
 
-    `can_steer` False: nobody can drain or flip a worker, which is stopped and started instead.
+    `can_steer` False: workers cannot be drained or flipped; they are stopped and started instead.
     """
     draft = _Draft(desired, seen, frozenset(held), can_steer)
     present = {one.worker_id for one in seen}
@@ -88,7 +88,7 @@ def plan(
 
 
 class _Draft:
-    """A plan being made; who serves now and how many ranks run is kept up as actions are added."""
+    """A plan being made; the serving workers and the count of running ranks are updated as actions are added."""
 
     def __init__(
         self, desired: DesiredState, seen: Sequence[Seen], held: Collection[WorkerId], can_steer: bool
@@ -131,7 +131,7 @@ class _Draft:
         return (one.restart_generation, one.revision) != (member.restart_generation, revision)
 
     def _part_with(self, one: Seen, reason: str, member: Member | None = None) -> None:
-        """Drain it, then stop it; one that has nothing, or says nothing, is stopped at once."""
+        """Drain it, then stop it; one that is not ready is stopped at once."""
         if one.life is Life.DRAINING:
             return
         if one.life is not Life.READY:
@@ -142,7 +142,7 @@ class _Draft:
     def _become(self, one: Seen, member: Member) -> None:
         reason = f"it is wanted as {member.role}"
         if one.life is Life.SILENT:
-            return  # it is on its way out; whoever comes after it has the right role
+            return  # it is on its way out; its successor has the right role
         if one.life is Life.STARTING or not self._can_steer:
             self._part_with(one, reason, member)
         elif one.life is not Life.READY or self._can_spare(one):
@@ -153,7 +153,7 @@ class _Draft:
             self._do(Deed.DRAIN, one.worker_id, "it is to have no work", member)
 
     def _can_spare(self, one: Seen) -> bool:
-        """Whether another ready worker does what this one does; if so, this one counts as gone. Workers of different
+        """True if another ready worker does the same work; if so, this one counts as gone. Workers of different
         revisions do not work together: one of another revision counts if that one can serve without this worker."""
         others: dict[str, set[RoleName]] = {}
         for other in self._serving.values():

@@ -32,7 +32,7 @@ class ClusterRedis:
         return self._server.pid if self._server is not None else 0
 
     async def keep(self, say: Say) -> None:
-        """Watch over a private server until cancelled; `say` gets one line whenever it had to act."""
+        """Supervise a private server until cancelled; `say` gets one line whenever it had to act."""
         while True:
             await asyncio.sleep(_WATCH_S)
             server = self._server
@@ -55,7 +55,7 @@ class ClusterRedis:
 
 
 async def _ready(server: PrivateRedis, say: Say) -> None:
-    """Return once it answers, however long it loads. StartupError, and it is ended, when it says nothing."""
+    """Return once it answers, however long it loads. Without any response it is ended: StartupError."""
     deadline_s, is_loading = time.monotonic() + ANSWER_TIMEOUT_S, False
     while (answer := await asyncio.to_thread(server.answer)) is not Answer.READY:
         if answer is Answer.LOADING:
@@ -71,7 +71,7 @@ async def _ready(server: PrivateRedis, say: Say) -> None:
 
 @contextlib.contextmanager
 def open_redis(section: RedisSection, state: StateDir, secret: ClusterSecret, say: Say) -> Iterator[ClusterRedis]:
-    """The server that is named, or a private one that is stopped at the end. Call it on the main thread."""
+    """Yield the server that is named, or a private one that is stopped at the end. Call it on the main thread."""
     if section.url:
         yield ClusterRedis(section.url, None, None)
         return

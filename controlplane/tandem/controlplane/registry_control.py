@@ -1,4 +1,4 @@
-"""Steers workers by their names: where each one is says the registry, which is followed here."""
+"""Controls workers by id, resolving addresses from the registry."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RegisteredSteering:
         self._records: Mapping[WorkerId, WorkerRecord] = {}
 
     async def run(self, on_change: Callable[[], None] = lambda: None) -> None:
-        """Follow the registry until cancelled. `on_change`: somebody came, left or lapsed, or says something else."""
+        """Follow the registry until cancelled. `on_change`: a worker came, left, lapsed, or changed its record."""
 
         def note(records: Mapping[WorkerId, WorkerRecord]) -> None:
             self._records = dict(records)
@@ -33,13 +33,13 @@ class RegisteredSteering:
 
     @property
     def roles(self) -> dict[WorkerId, RoleName]:
-        """Everybody who is registered, with the role that they say to have."""
+        """Return every registered worker with its reported role."""
         known = {role.value: role for role in RoleName}
         return {worker: known[record.role] for worker, record in self._records.items() if record.role in known}
 
     @property
     def hosts(self) -> dict[WorkerId, str]:
-        """Everybody who is registered, with the address of their machine."""
+        """Return every registered worker with the address of its machine."""
         return {worker: record.address.rpartition(":")[0] for worker, record in self._records.items()}
 
     async def look(self, worker: WorkerId) -> WorkerLook:

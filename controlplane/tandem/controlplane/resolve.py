@@ -1,4 +1,4 @@
-"""From what people configured to what is started: defaults filled in, mistakes found before any process runs."""
+"""Resolves a configuration for the start: defaults filled in, mistakes found before any process runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ResolvedCluster:
     models: tuple[ResolvedModel, ...]
     router: RouterSection
     workers: dict[RoleName, WorkerSection]
-    """What workers of each role are set to."""
+    """Settings of the workers of each role."""
 
     @property
     def served_names(self) -> tuple[str, ...]:
@@ -43,16 +43,17 @@ class ResolvedCluster:
 
     @property
     def pools(self) -> tuple[Pool, ...]:
-        """Those that have workers."""
+        """Return the pools that have workers."""
         return tuple(pool for model in self.models for pool in model.pools if pool.count)
 
     def desired(self, version: int) -> DesiredState:
-        """What is configured, as the desired state of that version. Pools without workers can be scaled up later."""
+        """Return the configured state as the desired state of that version. Pools without workers can be scaled up
+        later."""
         pools = tuple(pool for model in self.models for pool in model.pools)
         return DesiredState(version=version, pools=pools, max_ranks=self.config.max_ranks).filled()
 
     def kv_of(self, pool: Pool) -> KVPlan:
-        """How much KV each worker of `pool` is going to have, as far as it can be told here."""
+        """Return the KV size of each worker of `pool`, as far as it can be computed here."""
         model, settings = self.model_of(pool), self.workers[pool.role]
         return kv_plan(
             model.source.path,
@@ -63,7 +64,7 @@ class ResolvedCluster:
         )
 
     def model_of(self, pool: Pool) -> ResolvedModel:
-        """The model that the workers of `pool` compute."""
+        """Return the model that the workers of `pool` compute."""
         return next(model for model in self.models if model.source.name == pool.model)
 
 
@@ -89,7 +90,7 @@ def resolve(config: ClusterConfig, environment: Environment) -> ResolvedCluster:
 
 
 def _check_planner(resolved: ResolvedCluster) -> None:
-    """ConfigError for a cluster that the planner cannot plan for."""
+    """Raise ConfigError for a cluster that the planner cannot plan for."""
     section, pools = resolved.config.planner, resolved.pools
     if section.mode is PlannerMode.OFF:
         return
@@ -107,7 +108,7 @@ def _check_planner(resolved: ResolvedCluster) -> None:
 
 
 def check(config: ClusterConfig) -> RouterSection:
-    """Everything that can be said of `config` by itself: raises ConfigError. The router's section with its ports."""
+    """Check `config` by itself: raises ConfigError. Returns the router's section with its ports."""
     check_level(config.log_level)
     _check_format("--log-format", config.log_format)
     _check_settings(config)
@@ -116,14 +117,14 @@ def check(config: ClusterConfig) -> RouterSection:
 
 
 def check_level(level: str) -> None:
-    """ConfigError for a level that no log has."""
+    """Raise ConfigError for an unknown log level."""
     if level not in logging.getLevelNamesMapping():
         raise ConfigError(f"--log-level is {level!r}", todo="Use DEBUG, INFO, WARNING or ERROR")
 
 
 def with_patience(config: ClusterConfig) -> ClusterConfig:
-    """`config` with the limits that people set, too, as patient as this process. ConfigError if it is to have another
-    patience than that."""
+    """Return `config` with the limits that users set, too, as patient as this process. ConfigError if it is to have
+    another patience than that."""
     if config.patience not in (0, PATIENCE):
         raise ConfigError(
             f"{name_of('patience')} is {config.patience:g}",
@@ -148,7 +149,7 @@ def with_patience(config: ClusterConfig) -> ClusterConfig:
 
 
 def log_format(config: ClusterConfig, environment: Environment) -> str:
-    """What `config` says, else the environment, else text. ConfigError for one that no log has."""
+    """Return the format in `config`, else the environment's, else text. ConfigError for an unknown one."""
     said = environment.variables.get(LOG_FORMAT, "")
     _check_format("--log-format", config.log_format)
     _check_format(LOG_FORMAT, said)
@@ -161,7 +162,7 @@ def _check_format(name: str, said: str) -> None:
 
 
 def resolve_ports(section: RouterSection) -> RouterSection:
-    """The router's section with −1 replaced by the port before + 1, or by 0 (any free one) after a 0."""
+    """Return the router's section with −1 replaced by the port before + 1, or by 0 (any free one) after a 0."""
     grpc = _following(section.port) if section.grpc_port < 0 else section.grpc_port
     admin = _following(grpc) if section.admin_port < 0 else section.admin_port
     ports = {"--port": section.port, "--grpc-port": grpc, "--admin-port": admin}
@@ -176,7 +177,7 @@ def resolve_ports(section: RouterSection) -> RouterSection:
 
 
 def check_ports(section: RouterSection) -> None:
-    """StartupError when a port of the router cannot be listened on."""
+    """Raise StartupError when a port of the router cannot be listened on."""
     # The admin port listens on loopback whatever the API's host is.
     ports = (
         ("--port", section.host, section.port),

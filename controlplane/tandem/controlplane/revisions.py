@@ -1,4 +1,4 @@
-"""What workers of a revision are started with: the configuration with the revision's settings and files over it."""
+"""Start configuration of a revision's workers: the configuration with the revision's settings and files over it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class Revised:
 def revised(
     resolved: ResolvedCluster, model: ResolvedModel, role: RoleName, revision: Revision | None, cores: int
 ) -> Revised:
-    """For a worker of `role`; None = as configured. Raises ConfigError or ModelError for what cannot be started."""
+    """Resolve for a worker of `role`; None = as configured. Raises ConfigError or ModelError if it cannot be
+    started."""
     if revision is None:
         return Revised(source=model.source, settings=resolved.workers[role])
     config = configured(resolved.config, revision.settings)

@@ -1,7 +1,7 @@
-"""Takes the steps of rollouts, and says what they are: the only changes of the desired state that no person makes here.
+"""Takes the steps of rollouts, and reports them: the only changes of the desired state made here without an operator.
 
-Which step comes next is decided in core/rollouts.py, from the record and what runs; it is written as everybody writes
-the record, onto the version that was read. Who was faster counts, and the step is taken from there.
+The next step is decided in core/rollouts.py, from the record and the running workers; it is written like every change
+of the record, onto the version that was read. A concurrent change wins, and the step is computed again from there.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ DEATHS_THAT_COUNT = 3
 """A worker of a new revision that was ready and died so often stops the rollout."""
 _CAN_STAY = (Life.READY, Life.DRAINING, Life.DRAINED)
 Save = Callable[[DesiredState, int], Awaitable[bool]]
-"""Writes a state if that version stands there; False = somebody was faster."""
+"""Writes a state if that version stands there; False = it was changed concurrently."""
 
 
 class Rolling:
-    """The steps of all rollouts of one cluster. It remembers what it told, and what it does not know to be written."""
+    """The steps of all rollouts of one cluster. It remembers its reports, and the writes without confirmation."""
 
     def __init__(self, save: Save, events: EventSink) -> None:
         self._save, self._events = save, events
         self._told: DesiredState | None = None
         self._unsure: list[tuple[DesiredState, DesiredState]] = []
-        """Steps, before and after, to which no answer came: they are told of once they are the state."""
+        """Steps, before and after, without a response to their write: they are reported once they are the state."""
         self._trouble = ""
 
     async def step(
         self, state: DesiredState, seen: Sequence[Seen], held: Collection[WorkerId], broken: Mapping[WorkerId, str]
     ) -> bool:
-        """Take the next step, if there is one; whether a rollout is on its way.
+        """Take the next step, if there is one; True if a rollout is in progress.
 
-        `state` may be older than what was written last: a step onto it is refused and not told again, or is needed, as
-        a store that failed over may have lost what was written.
+        `state` may be older than the last write: a step onto it is refused and not reported again, or is needed, as
+        a store that failed over may have lost that write.
         """
         self._note_version(state)
         if not is_rolling(state):
@@ -80,12 +80,12 @@ class Rolling:
 
 
 def is_rolling(state: DesiredState) -> bool:
-    """Whether some rollout is not over."""
+    """True if some rollout is not over."""
     return any(one.phase is not RolloutPhase.DONE for one in state.rollouts)
 
 
 def standing(one: Seen, state: DesiredState, *, is_held: bool = False) -> Standing:
-    """A worker that runs, as rollouts see it. `is_held`: it is left alone for now, and does not count."""
+    """Return a running worker as rollouts see it. `is_held`: it is left alone for now, and does not count."""
     member = state.member(one.worker_id)
     wanted = (member.role, state.revision_of(member), member.restart_generation) if member is not None else None
     is_as_wanted = (one.role, one.revision, one.restart_generation) == wanted
@@ -101,7 +101,7 @@ def standing(one: Seen, state: DesiredState, *, is_held: bool = False) -> Standi
 
 
 def _told(before: DesiredState, after: DesiredState) -> Iterator[tuple[str, str]]:
-    """(model, what the step means), for people."""
+    """Yield (model, description of the step)."""
     for rollout in after.rollouts:
         was = before.rollout(rollout.model)
         if was is None or was == rollout:

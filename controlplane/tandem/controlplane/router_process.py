@@ -37,7 +37,7 @@ def router_config(
     ready_file: Path,
     store: StoreSection,
 ) -> RouterConfig:
-    """What a router of this cluster is started with, wherever it runs. `settings`: with its ports (`resolve.check`)."""
+    """Return a router's start configuration, wherever it runs. `settings`: with its ports (`resolve.check`)."""
     return RouterConfig(
         cluster=config.name,
         router_id=router_id,
@@ -80,7 +80,7 @@ class RouterProcess:
         self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
 
     async def wait_ready(self) -> Ready:
-        """Where it listens, once it does."""
+        """Return where it listens, once it does."""
         return await asyncio.shield(self._ready)
 
     async def run(self) -> None:
@@ -101,7 +101,7 @@ class RouterProcess:
             await self._child.stop(grace_s=grace_s, hurry=hurry)
 
     async def _run_once(self) -> str:
-        """One life of the process; returns why it ended."""
+        """Run the process once; return why it ended."""
         why = "after it died" if self._ready.done() else "the cluster starts"
         self._events.record(EventKind.STARTED, self._config.router_id, why)
         try:
@@ -153,7 +153,7 @@ def _is_there(path: Path) -> bool:
 
 
 async def _ended(child: ChildProcess, why: str) -> str:
-    """`why`, once it is killed."""
+    """Kill it and return `why`."""
     child.kill()
     await child.wait()
     return why
@@ -165,7 +165,8 @@ async def _drain(child: ChildProcess) -> None:
 
 
 def _router_error(code: int, child: ChildProcess) -> str:
-    """A router that refuses its configuration ends with code 2 and one line that says why."""
+    """Return the error of a router: one that refuses its configuration ends with code 2 and one line with the
+    reason."""
     return child.last_line().removeprefix("tandem router: ") if code == 2 else ""
 
 

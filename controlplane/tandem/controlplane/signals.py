@@ -1,4 +1,4 @@
-"""What SIGINT, SIGTERM and SIGHUP do to `clusterctl up`, from its first step until the process has ended."""
+"""Handles SIGINT, SIGTERM and SIGHUP for `clusterctl up`, from its first step until the process has ended."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ EXIT_KILLED = 130
 class Signals:
     """Owns the three signals for the rest of the process; make it on the main thread.
 
-    While nobody listens the first one is a KeyboardInterrupt, the second changes nothing, the third ends this process
-    at once. The second must not stop what stops the children, nor meet Python while it leaves.
+    Without a listener the first one is a KeyboardInterrupt, the second changes nothing, the third ends this process
+    at once. The second must not stop the shutdown of the children, nor meet Python while it leaves.
     """
 
     def __init__(self) -> None:
@@ -27,13 +27,12 @@ class Signals:
             signal.signal(number, self._on_signal)
 
     def keep(self) -> None:
-        """An event loop is about to begin, and must not be interrupted in that: keep signals for who listens there."""
+        """Keep signals for a later listener: an event loop is about to begin, and its start must not be interrupted."""
         self._is_keeping = True
 
     @contextlib.contextmanager
     def heard_by(self, listener: Callable[[], None]) -> Iterator[None]:
-        """Every signal calls `listener` in the running event loop, also those kept; what comes after that is not
-        interrupted.
+        """Call `listener` in the running event loop for every signal, also those kept; later code is not interrupted.
 
         Not the loop's own `add_signal_handler`: a signal that comes while the loop closes would do what it does to
         any Python program.
@@ -48,7 +47,7 @@ class Signals:
             self.cease()
 
     def cease(self) -> None:
-        """All that runs from now on ends by itself, and soon: nothing is interrupted any more."""
+        """Interrupt nothing any more: all that runs from now on ends by itself, and soon."""
         self._count = max(self._count, 1)
         self._is_keeping, self._tell = False, None
 

@@ -87,12 +87,12 @@ class StateDir:
         return HeldState(self, lock)
 
     def check_free(self) -> None:
-        """StartupError where `hold` would be refused now, for an `up` of this name runs."""
+        """Raise StartupError where `hold` would be refused now, for an `up` of this name runs."""
         if self.is_held():
             raise self._taken()
 
     def _take(self, lock: int) -> None:
-        """Whoever asks whether it is held (`is_held`) has it for a moment, so one refusal is none."""
+        """Take the lock; a check (`is_held`) holds it for a moment, so one refusal does not count."""
         for _ in range(_TRIES):
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -114,7 +114,7 @@ class StateDir:
         return StartupError(f"cannot use the state directory {self.path}", why=why, todo=todo)
 
     def is_held(self) -> bool:
-        """Whether an `up` of this name runs now."""
+        """True if an `up` of this name runs now."""
         try:
             lock = os.open(self._lock_file, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -128,14 +128,14 @@ class StateDir:
         return False
 
     def _others(self) -> list[str]:
-        """Names of other clusters that run beside this one."""
+        """Return names of other clusters that run beside this one."""
         root = self.path.parent
         names = sorted(one.name for one in root.iterdir() if _NAME.fullmatch(one.name)) if root.is_dir() else []
         return [name for name in names if name != self.name and StateDir(root, name).is_held()]
 
     def read_context(self) -> Context:
-        """Where the running cluster listens; UnavailableError when none is running, or not yet listening."""
-        if not self.is_held():  # whatever a killed `up` left here
+        """Return where the running cluster listens; UnavailableError when none is running, or not yet listening."""
+        if not self.is_held():  # ignore what a killed `up` left here
             others = ", ".join(self._others())
             named = f"Add --name for one that runs here ({others}), start" if others else "Start"
             raise UnavailableError(
@@ -154,13 +154,13 @@ class StateDir:
 
 
 def state_of(config: ClusterConfig, environment: Environment) -> StateDir:
-    """Where the configured cluster keeps what is its own; ConfigError for a name that cannot be."""
+    """Return the state directory of the configured cluster; ConfigError for an invalid name."""
     root = written_out(config.state_dir).absolute() if config.state_dir else environment.state_root
     return StateDir(root, config.name)
 
 
 class HeldState:
-    """A state directory whose lock is ours. Closing removes what belongs to this run alone and gives the lock back."""
+    """A state directory with its lock held by us. Closing removes this run's own files and releases the lock."""
 
     def __init__(self, state: StateDir, lock: int) -> None:
         self.state, self._lock = state, lock
@@ -175,7 +175,7 @@ class HeldState:
         os.close(self._lock)
 
     def draw_secrets(self) -> ClusterSecret:
-        """The cluster secret; it and the admin key are drawn when they are not there yet."""
+        """Return the cluster secret; it and the admin key are drawn when they are not there yet."""
         if not self.state.secret_file.exists():
             ClusterSecret.generate().save(self.state.secret_file)
         if not self.state.admin_key_file.exists():
@@ -185,7 +185,7 @@ class HeldState:
         return ClusterSecret.load(self.state.secret_file)
 
     def make_socket_dir(self, root: Path) -> Path:
-        """A new folder with a short path, mode 0700, for this run's sockets; one left by a killed run is removed."""
+        """Make a folder with a short path, mode 0700, for this run's sockets; one left by a killed run is removed."""
         self._remove_leftovers()
         path = Path(tempfile.mkdtemp(prefix="tandem-", dir=root))
         write_private(self.state.sockets_file, str(path).encode())

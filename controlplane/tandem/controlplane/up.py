@@ -1,7 +1,7 @@
-"""What `clusterctl up` does: check everything, start everything, say what each second goes to, stop everything.
+"""Steps of `clusterctl up`: check everything, start everything, report where each second goes, stop everything.
 
-Whatever happens after a process was started, nothing is left behind: children are stopped on the way out, and the
-kernel kills them should this process be killed itself.
+No process is left behind after a failure: children are stopped on the way out, and the kernel kills them should this
+process be killed itself.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NO_PLACE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class Progress(Protocol):
-    """Tells people what is going on."""
+    """Reports progress to the user."""
 
     def say(self, part: str, text: str) -> None: ...
 
@@ -59,7 +59,7 @@ class UpOptions:
 
 
 def up(config: ClusterConfig, environment: Environment, progress: Progress, options: UpOptions | None = None) -> None:
-    """Run a cluster in the foreground until it is told to stop; raises StartupError when it cannot start.
+    """Run a cluster in the foreground until it is stopped; raises StartupError when it cannot start.
 
     Call it on the main thread: it handles SIGINT, SIGTERM and SIGHUP, from now on to the end of the process, and
     children die with the thread that starts them. KeyboardInterrupt when it was stopped before the cluster existed.
@@ -136,7 +136,7 @@ def _pool_text(pool: Pool, settings: WorkerSection) -> str:
 
 @contextlib.contextmanager
 def _logging_to(path: Path, level: str, form: str) -> Iterator[None]:
-    """Our own log goes to a file; the terminal belongs to progress."""
+    """Log to a file; the terminal belongs to progress."""
     root = logging.getLogger()
     handlers, before = list(root.handlers), root.level
     try:
@@ -151,5 +151,5 @@ def _logging_to(path: Path, level: str, form: str) -> Iterator[None]:
             root.handlers[:] = handlers
             root.setLevel(before)
     finally:
-        with contextlib.suppress(OSError):  # it says what the log could not take
+        with contextlib.suppress(OSError):  # the error names the text that the log could not take
             stream.close()

@@ -1,4 +1,5 @@
-"""Steers single workers over their own gRPC port: drain, uncordon, become, look. Decides nothing and keeps nothing."""
+"""Controls single workers over their own gRPC port: drain, uncordon, become, look. Decides nothing and keeps
+nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ _OPTIONS: Final = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_po
 
 
 class Addressed(Protocol):
-    """Whom an order is for; a registry record is one. `address`: host:port of its gRPC server."""
+    """Target of an order; a registry record is one. `address`: host:port of its gRPC server."""
 
     @property
     def worker(self) -> WorkerId: ...
@@ -32,7 +33,7 @@ class Addressed(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLook:
-    """How a worker stands. `in_flight`: attempts of requests; `leases`: blocks that are promised to, or read by,
+    """State of a worker. `in_flight`: attempts of requests; `leases`: blocks that are promised to, or read by,
     transfers. `target`: the role that it is about to take. `last_flip_s`: how long its last change of role took without
     the drain, 0 without one; `flip_failure`: why the last order to change it failed, "" if it did not."""
 
@@ -49,12 +50,12 @@ class WorkerLook:
 
     @property
     def is_drained(self) -> bool:
-        """Takes no work, and nothing is in flight: it can be stopped without anybody noticing."""
+        """True if it takes no work and nothing is in flight: it can be stopped without effect on requests."""
         return self.state is WorkerState.DRAINED
 
 
 class WorkerControl:
-    """Every order may be repeated, and is answered at once with how things stand: what takes time is to be looked at.
+    """Every order may be repeated, and is answered at once with the present state: poll `look` for longer effects.
 
     All raise UnavailableError if the worker does not answer, or as another release would, NotFoundError if another one
     answers at its address, and AuthError for another cluster's secret.
@@ -64,20 +65,20 @@ class WorkerControl:
         self._secret, self._timeout_s = secret, timeout_s
 
     async def look(self, worker: Addressed) -> WorkerLook:
-        """How it stands now."""
+        """Return its present state."""
         return await self._order(worker, c.ControlRequest(look=c.LookOrder()))
 
     async def drain(self, worker: Addressed, deadline_s: float | None = None) -> WorkerLook:
-        """Have it take no new work until `uncordon`. What still runs there after `deadline_s` is moved to others, if
-        there are any who can take it; None = it may end there."""
+        """Let it take no new work until `uncordon`. Requests that still run there after `deadline_s` are moved to other
+        workers, if any can take them; None = they may end there."""
         return await self._order(worker, c.ControlRequest(drain=c.DrainOrder(deadline_s=deadline_s)))
 
     async def uncordon(self, worker: Addressed) -> WorkerLook:
-        """Have it take work again; undoes a change of role that still drains."""
+        """Let it take work again; undoes a change of role that still drains."""
         return await self._order(worker, c.ControlRequest(uncordon=c.UncordonOrder()))
 
     async def become(self, worker: Addressed, role: RoleName, deadline_s: float | None = None) -> WorkerLook:
-        """Have it drain, then go on in another role as another incarnation; it stays who it is if it cannot be
+        """Let it drain, then go on in another role as another incarnation; it keeps its incarnation if it cannot be
         registered. With the role that it has: undo a change that still drains."""
         order = c.BecomeOrder(role=role.value, deadline_s=deadline_s)
         return await self._order(worker, c.ControlRequest(become=order))

@@ -1,4 +1,4 @@
-"""What each worker is set to: `[worker]` with its role's overrides over it, checked, and the cores shared out."""
+"""Settings of each worker: `[worker]` with its role's overrides over it, checked, and the cores divided."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CHOICES = {
 
 
 def role_section(config: ClusterConfig, role: RoleName) -> RoleSection:
-    """The overrides for workers of `role`."""
+    """Return the overrides for workers of `role`."""
     return {RoleName.PREFILL: config.prefill, RoleName.DECODE: config.decode, RoleName.MIXED: config.mixed}[role]
 
 
@@ -47,7 +47,7 @@ def check_workers(config: ClusterConfig) -> None:
 
 
 def effective(config: ClusterConfig, role: RoleName) -> WorkerSection:
-    """`[worker]` with what workers of `role` do differently. `threads` 0 = still to be shared out."""
+    """Return `[worker]` with the overrides of `role`. `threads` 0 = still to be divided."""
     below = min(config.worker.wire_codec_below_bytes_per_s, ALWAYS_BYTES_PER_S)  # JSON has no infinity
     given = _given(role_section(config, role))
     return dataclasses.replace(config.worker, wire_codec_below_bytes_per_s=below, **given)
@@ -68,7 +68,7 @@ def check_fit(config: ClusterConfig, counts: Mapping[RoleName, int], model: Mode
 
 
 def check_transports(config: ClusterConfig, counts: Mapping[RoleName, int]) -> None:
-    """Raise ConfigError if workers of some role would push over what no worker listens on."""
+    """Raise ConfigError if workers of some role would push over a transport that no worker listens on."""
     listened = config.worker.transports
     for role in (role for role, count in counts.items() if count and listened):
         if not _pushed_over(config, role).isdisjoint(listened):
@@ -86,9 +86,9 @@ def check_transports(config: ClusterConfig, counts: Mapping[RoleName, int]) -> N
 def share_out(
     config: ClusterConfig, counts: Mapping[RoleName, int], cores: int, free_bytes: int = 0
 ) -> dict[RoleName, WorkerSection]:
-    """The settings of every role's workers. `threads`: cores divided by all ranks of all workers, at least 1.
-    `memory_bytes`: `free_bytes` divided by all workers, where they are on this machine; 0 = each finds it out.
-    `transports`: where none are given, what the workers of this cluster push over, if "auto" would leave some out."""
+    """Return the settings of every role's workers. `threads`: cores divided by all ranks of all workers, at least 1.
+    `memory_bytes`: `free_bytes` divided by all workers, where they are on this machine; 0 = each computes it.
+    `transports`: where none are given, those that workers of this cluster push over, if "auto" would leave some out."""
     sections = {role: effective(config, role) for role in counts}
     ranks = sum(count * sections[role].tp for role, count in counts.items())
     share = max(1, cores // max(1, ranks))
@@ -107,18 +107,18 @@ def share_out(
 
 
 def _name(field: str, role: RoleName | None) -> str:
-    """How people set `field` of all workers (None), or of those of `role` alone."""
+    """Return how `field` is given for all workers (None), or for those of `role` alone."""
     return name_of(f"{role or 'worker'}.{field}")
 
 
 def _pushed_over(config: ClusterConfig, role: RoleName) -> set[str]:
-    """The transports of which workers of `role` would take one."""
+    """Return the transports of which workers of `role` would take one."""
     wanted = effective(config, role).transport
     return set(_AUTOMATIC) if wanted == AUTO else {wanted}
 
 
 def _given(section: RoleSection) -> dict[str, Any]:
-    """The fields that the role does differently."""
+    """Return the fields that the role overrides."""
     values = {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
     return {name: value for name, value in values.items() if value is not None}
 

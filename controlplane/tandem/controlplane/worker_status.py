@@ -1,4 +1,4 @@
-"""What a controller remembers of each worker; a new controller does without."""
+"""Per-worker memory of a controller; a new controller works without it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tandem.core.ids import WorkerId
 
 
 class Phase(Enum):
-    """Where a slot stands.
+    """Phase of a slot.
 
-    WAITING: started when it is due. HANGING: being killed because it did not get ready, or says nothing any more; what
-    happens then is as after any death. FAILED: left alone until the desired state changes.
+    WAITING: started when it is due. HANGING: being killed because it did not get ready, or is silent; handled after
+    that like any death. FAILED: left alone until the desired state changes.
     """
 
     WAITING = auto()
@@ -32,7 +32,7 @@ RUNS = (Phase.STARTING, Phase.HANGING, Phase.READY, Phase.STOPPING)
 
 @dataclass(slots=True)
 class Slot:
-    """What is remembered of one worker, over all its restarts."""
+    """State kept for one worker, over all its restarts."""
 
     worker_id: WorkerId
     backoff: RestartBackoff
@@ -43,17 +43,17 @@ class Slot:
     was_ready: bool = False
     step: asyncio.Task[None] | None = None
     step_at_s: float = 0.0
-    """No step before."""
+    """No step begins before this moment."""
     is_flipping: bool = False
     deaths: int = 0
     trouble: str = ""
     """How often in a row it died soon after it was ready, or lost its place, and why it ended last."""
     is_unplaced: bool = False
-    """It is tried again and again, as there is no room; that has been told."""
+    """It is retried, as there is no room; that has been reported."""
     awaited: str = ""
-    """What it has no place for want of, as has been told."""
+    """The missing resources of its place, as reported."""
     said: Look | None = None
     heard_s: float = 0.0
     is_missed: bool = False
     silent_at_s: float | None = None
-    """The last look at it found nobody; since when it counts as silent."""
+    """Since when it counts as silent: the last look got no response."""

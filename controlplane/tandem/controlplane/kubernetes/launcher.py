@@ -91,7 +91,7 @@ class KubernetesLauncher:
     # ---- as every launcher -----------------------------------------------------------------------------------------
 
     async def start_worker(self, spec: WorkerSpec) -> None:
-        """Do nothing: workers cannot be started by name; pods were assigned to members before."""
+        """Report WorkerExited: workers cannot be started by name; pods were assigned to members before."""
         self._reports.put_nowait(WorkerExited(spec.worker_id, "pods start by themselves", is_unplaced=True))
 
     async def stop(self, worker_id: WorkerId, *, grace_s: float) -> None:

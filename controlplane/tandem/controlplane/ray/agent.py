@@ -21,7 +21,7 @@ class Agent:
         threading.Thread(target=self._leave, args=(orphan_s,), name="leaving", daemon=True).start()
 
     def place(self) -> list[str]:
-        """This node's address, then the GPUs of this bundle."""
+        """Return this node's address, then the GPUs of this bundle."""
         return [self.ip, *(str(gpu) for gpu in ray.get_gpu_ids())]
 
     def begin(self, charge: str, secret: bytes) -> None:
@@ -29,12 +29,12 @@ class Agent:
         self._runner.begin(from_json(charge, Charge), secret)
 
     def digest(self) -> str:
-        """Of the order it runs; "" when it runs none, or no more."""
+        """Return the digest of the order it runs; "" when it runs none, or no more."""
         order = self._runner.order
         return order.digest if order is not None else ""
 
     def order(self) -> str:
-        """The order it runs, as JSON; "" when it runs none, or no more."""
+        """Return the order it runs, as JSON; "" when it runs none, or no more."""
         order = self._runner.order
         return to_json(order) if order is not None else ""
 
@@ -47,7 +47,7 @@ class Agent:
         self._runner.stop(grace_s)
 
     def _leave(self, orphan_s: float) -> None:
-        """Give the place back when the worker has ended and nobody comes to take us down."""
+        """Give the place back when the worker has ended and no controller comes to remove us."""
         self._runner.wait()
         self._runner.await_silence(orphan_s)
         group = ray.util.get_current_placement_group()
@@ -57,5 +57,5 @@ class Agent:
 
 
 def own_gpus() -> list[str]:
-    """The GPUs of the bundle that this task runs in."""
+    """Return the GPUs of the bundle that this task runs in."""
     return [str(gpu) for gpu in ray.get_gpu_ids()]

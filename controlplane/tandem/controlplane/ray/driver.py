@@ -2,7 +2,7 @@
 
 Orders come as JSON lines on standard input, {"start": worker, "order": FILE, "after": N}, {"stop": worker,
 "grace_s": S}, {"find": "others"} and {"leave": PLACE}; reports leave on standard output. It ends when its input does,
-and leaves workers as they are: whoever starts it again finds them.
+and leaves workers as they are: the next driver finds them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tandem.core.errors import TandemError
 _LISTEN_S = 10.0
 _UNAVAILABLE_S = 1.0
 _SILENCE_S = 30.0
-"""More than `_LISTEN_S`: an agent that lives answers in between, and needs no head for that."""
+"""More than `_LISTEN_S`: a live agent answers in between, and needs no head for that."""
 _STOP_SLACK_S = 20.0
 
 
@@ -104,11 +104,11 @@ class Following:
         return await self._listen(place, after)
 
     async def _listen(self, place: Place, after: int) -> str:
-        """Until the worker has ended, or its agent has died: the call that is under way fails at once. NoPlaceError
-        when it never began, as somebody holds its GPUs.
+        """Listen until the worker has ended, or its agent has died: the call in progress then fails at once.
+        NoPlaceError when it never began, as another process holds its GPUs.
 
-        An agent that says nothing is given up, too (SilentAgentError): it hangs, or the head that could tell of its
-        death died with it.
+        A silent agent is given up, too (SilentAgentError): it hangs, or the head that could report its death died with
+        it.
         """
         clock = asyncio.get_running_loop().time
         heard_s = clock()
@@ -140,7 +140,7 @@ class Driver:
         self._followings: dict[str, Following] = {}
 
     async def run(self, lines: asyncio.StreamReader) -> None:
-        """Until the input ends."""
+        """Run until the input ends."""
         async with asyncio.TaskGroup() as tasks:
             following: list[asyncio.Task[None]] = []
             await placement.sweep(f"tandem:{self._config.cluster}:")
@@ -158,8 +158,8 @@ class Driver:
                 task.cancel()
 
     async def _find_others(self) -> None:
-        """Report workers that run and that nobody has ordered from us: an earlier controller has. What is left of those
-        that have ended is removed."""
+        """Report running workers that were not ordered from us, but from an earlier controller. Remains of ended ones
+        are removed."""
         prefix = f"tandem:{self._config.cluster}:"
         for place in await placement.places(prefix):
             worker = place.name.removeprefix(prefix).rpartition(":")[0]
@@ -219,7 +219,7 @@ def _say(message: dict[str, Any]) -> None:
 
 
 def _is_loss(error: BaseException) -> bool:
-    """Whether the place is gone. An agent that raises something has one, and would raise it elsewhere, too."""
+    """True if the place is gone. An agent that raises an exception has one, and would raise it elsewhere, too."""
     if isinstance(error, ray.exceptions.RayActorError):
         return not error.actor_init_failed
     is_of_ray = isinstance(error, ray.exceptions.RayError) and not isinstance(error, ray.exceptions.RayTaskError)
@@ -227,7 +227,7 @@ def _is_loss(error: BaseException) -> bool:
 
 
 def _in_a_line(error: BaseException) -> str:
-    """What went wrong. Ray tells it in many lines, the cause in the last."""
+    """Return the cause in a line. Ray reports it in many lines, the cause in the last."""
     if isinstance(error, ray.exceptions.ActorDiedError):
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         return f"its agent died: {lines[-1][:300] if lines else 'Ray does not say why'}"

@@ -156,7 +156,7 @@ class RayHead:
 
 
 def usable_port(port: int) -> int:
-    """`port` if nobody listens there, for 0 one that is free. StartupError if it is taken."""
+    """Return `port` if it is free, for 0 any free one. StartupError if it is taken."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

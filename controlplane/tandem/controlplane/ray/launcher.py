@@ -43,7 +43,7 @@ _CHECK = "Check the address, and the token in --ray-token-file"
 
 
 def check_installed() -> None:
-    """StartupError where Ray is missing."""
+    """Raise StartupError if Ray is missing."""
     if importlib.util.find_spec("ray") is None:
         raise StartupError(
             "Ray is not installed",
@@ -55,7 +55,7 @@ def check_installed() -> None:
 @dataclass(slots=True)
 class _Worker:
     """One worker that was ordered. `heard`: how many of its reports have come; `grace_s`: that it has to end; `node`:
-    the address where it got a place, "" = not heard."""
+    the address where it got a place, "" = unknown."""
 
     running: RunningWorker
     path: str
@@ -162,8 +162,8 @@ class RayLauncher:
 
     @property
     def nodes(self) -> dict[WorkerId, str] | None:
-        """The address of each worker's node; "" = it waits for a place, or got one from a controller before this one.
-        None: no driver speaks to Ray now."""
+        """Return the address of each worker's node; "" = it waits for a place, or got one from a controller before this
+        one. None: no driver is connected to Ray now."""
         return {name: worker.node for name, worker in self._workers.items()} if self._is_attached else None
 
     # ---- the driver ------------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ class RayLauncher:
             await asyncio.sleep(_AGAIN_S)
 
     async def _run_driver(self, path: str) -> str:
-        """One life of it; returns why it ended."""
+        """Run the driver once; return why it ended."""
         self._driver = driver = ChildProcess.start(
             [*DRIVER_COMMAND, "--config", path],
             variables=ray_variables(self._environment.variables, self._token_file),
@@ -228,7 +228,7 @@ class RayLauncher:
             self._tell({"stop": worker_id, "grace_s": worker.grace_s})
 
     def _tell(self, command: dict[str, Any]) -> None:
-        """Nothing is lost where nobody listens: who attaches next is told of every worker."""
+        """Send a command to the driver. Nothing is lost without one: the next driver gets every worker at its start."""
         if self._is_attached and self._driver is not None:
             with contextlib.suppress(OSError):
                 self._driver.write(json.dumps(command))
@@ -260,7 +260,7 @@ class RayLauncher:
             self._reports.put_nowait(WorkerReady(worker_id, details))
 
     def _take_over(self, worker_id: WorkerId, order: Order) -> None:
-        """A worker of a controller that is gone, which no order named since: from now on it is as one of ours."""
+        """Take over a worker of a controller that is gone and that no later order named: it is ours from now on."""
         if worker_id in self._workers:
             return
         spec = WorkerSpec(config=order.config, threads=order.threads, hardware=order.hardware)
@@ -277,7 +277,7 @@ class RayLauncher:
 
 
 def _needs_gpu(spec: WorkerSpec) -> bool | None:
-    """None: if there are GPUs where it may run."""
+    """True if it needs a GPU; None: if there are GPUs where it may run."""
     settings = spec.config.settings
     if settings.device == "auto" and settings.engine == "model":
         return None

@@ -1,4 +1,4 @@
-"""What passes between launcher, driver and agents, as JSON: orders one way, reports of workers the other way."""
+"""JSON messages between launcher, driver and agents: orders one way, reports of workers the other way."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ HARDWARE_LABEL = "tandem-hardware"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverConfig:
-    """What a driver is started with. `place_timeout_s`: how long a worker waits for a place. `node_ip`: the address of
-    the node that it belongs to, the head's; "" = any on its machine, where Ray sees them all."""
+    """Start configuration of a driver. `place_timeout_s`: how long a worker waits for a place. `node_ip`: the address
+    of the node that it belongs to, the head's; "" = any on its machine, where Ray sees them all."""
 
     cluster: str
     address: str
@@ -51,8 +51,8 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Charge:
-    """An order with what its place has to do with it. `gpus`: the ids that the ranks may use, one a rank; `gpu_wait_s`:
-    how long it is waited for others to give them back."""
+    """An order with the facts of its place. `gpus`: the ids that the ranks may use, one a rank; `gpu_wait_s`:
+    how long to wait for others to give them back."""
 
     order: Order
     gpus: tuple[str, ...] = ()
@@ -62,12 +62,12 @@ class Charge:
 
 
 def to_json(value: Any) -> str:
-    """One line."""
+    """Return the value as one line of JSON."""
     return json.dumps(json.loads(config_loader.dump(value)))
 
 
 def from_json(text: str, kind: type[T]) -> T:
-    """Read back what `to_json` wrote; ConfigError if it is anything else."""
+    """Parse the output of `to_json`; ConfigError if it is anything else."""
     try:
         data = json.loads(text)
     except ValueError as error:

@@ -1,6 +1,6 @@
 """One machine's part of a Ray cluster, kept running: a head, or a node that joined one. Every process of it is ours.
 
-`python -m tandem.controlplane.ray.node --config FILE` for a head, whose launcher reads JSON
+`python -m tandem.controlplane.ray.node --config FILE` for a head; its launcher reads JSON
 lines: {"started": address} and {"trouble": text}; `clusterctl join` runs the same in its own process.
 """
 
@@ -36,14 +36,14 @@ _SWEEP_S = 5.0
 _LAST_ADDRESS = "ray_current_cluster"
 """Where Ray keeps the address that it started at last."""
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024
-"""The least that Ray takes: nothing of ours goes through it."""
+"""The least that Ray takes: no data of ours goes through it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
     """`address` "" = a head, which listens on `port`. `host` "" = the address that Ray finds.
 
-    `redis_address`, as host:port, and `redis_password`: where a head keeps what it knows, to survive its own death.
+    `redis_address`, as host:port, and `redis_password`: the store of a head's state, to survive its own death.
     """
 
     address: str = ""
@@ -64,7 +64,7 @@ class NodeConfig:
 
 
 class Node:
-    """Keeps `ray start` running until told to stop. Use it from the main thread, the only one that starts children."""
+    """Keeps `ray start` running until stopped. Use it from the main thread, the only one that starts children."""
 
     def __init__(
         self, config: NodeConfig, *, on_start: Callable[[str], None], on_trouble: Callable[[str], None]
@@ -78,7 +78,7 @@ class Node:
         self._is_stopping.set()
 
     def run(self) -> bool:
-        """Start it, and again whenever it ends, until `stop`. False if it never started; then trouble was told.
+        """Start it, and again whenever it ends, until `stop`. False if it never started; then trouble was reported.
 
         On the way out every process that descends from this one is ended.
         """
@@ -104,7 +104,7 @@ class Node:
         return True
 
     def _run_once(self, folder: Path) -> tuple[bool, str]:
-        """One life of `ray start`; whether it started, and why it ended."""
+        """Run `ray start` once; return True if it started, and why it ended."""
         # A head would take another node of its cluster on this machine for itself, still running.
         (folder / _LAST_ADDRESS).unlink(missing_ok=True)
         process = subprocess.Popen(
@@ -136,7 +136,7 @@ class Node:
         return started, _cause(said, process.returncode)
 
     def _sweep(self) -> None:
-        """Folders of those who were killed, agents among them, whom nobody else may come after."""
+        """Remove folders of killed processes, agents among them: there may be no later process to do it."""
         sweep(OF_RAY)
         sweep(OF_AGENT, Environment.read().socket_root)
         self._swept_s = time.monotonic()
@@ -176,7 +176,7 @@ class Node:
 
 @contextlib.contextmanager
 def told_by_signals(node: Node) -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP stop `node`."""
+    """Let SIGINT, SIGTERM and SIGHUP stop `node`."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, lambda *_: node.stop()) for number in numbers}
     try:
@@ -194,7 +194,7 @@ def _read(process: subprocess.Popen[bytes], lines: queue.SimpleQueue[str]) -> No
 
 
 def _taken(lines: queue.SimpleQueue[str], *, wait_s: float = _LOOK_S) -> list[str]:
-    """All lines that are there; waits for the first."""
+    """Return all lines that are there; waits for the first."""
     taken = []
     with contextlib.suppress(queue.Empty):
         taken.append(lines.get(timeout=wait_s) if wait_s else lines.get_nowait())
@@ -214,7 +214,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _cause(said: list[str], code: int | None) -> str:
-    """Why it ended, out of what it said: the line that names an error, else the last one."""
+    """Return why it ended, from its output: the line that names an error, else the last one."""
     named = [line for line in said if "Error" in line or "error" in line]
     line = (named or said)[-1]
     return f"Ray ended with code {code}: {line[:400]}" if line else f"Ray ended with code {code}"

@@ -19,13 +19,13 @@ from tandem.controlplane.ray.unschedulable import Node, shortage
 from tandem.core.events import FOR_A_PLACE
 
 ORPHAN_S = 600.0
-"""After this long without a controller a worker ends. As long as nodes wait for a head that is gone."""
+"""A worker without a controller ends after so long. As long as nodes wait for a head that is gone."""
 _WAIT_S = 1.0
 _AGENT_TIMEOUT_S = 60.0
 
 
 class NoPlaceError(Exception):
-    """A worker got no place; the message says why."""
+    """A worker got no place; the message contains the reason."""
 
 
 class Place:
@@ -35,7 +35,8 @@ class Place:
         self.name, self._group, self.agent = name, group, agent
 
     async def asked(self, what: str) -> str | None:
-        """What its agent answers to a question without arguments; None if it does not, or knows no such question."""
+        """Return its agent's response to a question without arguments; None if it gives none, or knows no such
+        question."""
         try:
             return str(await asyncio.wait_for(_result(getattr(self.agent, what).remote()), _AGENT_TIMEOUT_S))
         except (ray.exceptions.RayError, TimeoutError, AttributeError):  # an older agent lacks some of the methods
@@ -49,9 +50,9 @@ class Place:
 
 
 async def find(prefix: str, wanted: str | None) -> Place | None:
-    """The place of a worker that runs an order of digest `wanted`; whatever else has the prefix is removed.
+    """Return the place of a worker that runs an order of digest `wanted`; everything else with the prefix is removed.
 
-    That goes for an agent that has died or does not answer, too. None = nothing is wanted.
+    That includes an agent that has died or does not answer. None = nothing is wanted.
     """
     found: Place | None = None
     groups = await _groups(prefix)
@@ -60,13 +61,13 @@ async def find(prefix: str, wanted: str | None) -> Place | None:
             found = place
         else:
             await place.leave()
-    for group in groups.values():  # whose agents have left
+    for group in groups.values():  # those without an agent
         await _remove(group)
     return found
 
 
 async def places(prefix: str, groups: dict[str, Any] | None = None) -> list[Place]:
-    """Every place with an agent, dead or alive. Its group, by the agent's name, is taken out of `groups`."""
+    """Return every place with an agent, dead or alive. Its group, by the agent's name, is taken out of `groups`."""
     groups = await _groups(prefix) if groups is None else groups
     found = []
     for name in await asyncio.to_thread(ray.util.list_named_actors):
@@ -78,14 +79,14 @@ async def places(prefix: str, groups: dict[str, Any] | None = None) -> list[Plac
 
 
 async def clear(prefix: str) -> None:
-    """Remove every place with the prefix, and what runs there."""
+    """Remove every place with the prefix, and the processes there."""
     await find(prefix, None)
 
 
 async def take(prefix: str, order: Order, timeout_s: float, say: Callable[[str], None]) -> tuple[Place, list[str]]:
-    """A new place and what its agent says of it: the node's address, then the GPUs. NoPlaceError after `timeout_s`.
+    """Return a new place and its agent's report: the node's address, then the GPUs. NoPlaceError after `timeout_s`.
 
-    While it waits, `say` is told what is missing.
+    While it waits, `say` gets the missing resources.
     """
     name = f"{prefix}{secrets.token_hex(4)}"
     nodes = await asyncio.to_thread(living_nodes)
@@ -116,7 +117,7 @@ async def take(prefix: str, order: Order, timeout_s: float, say: Callable[[str],
 
 
 async def sweep(prefix: str) -> None:
-    """Remove places that have lost their agents: what an earlier head left behind."""
+    """Remove places that have lost their agents: remains of an earlier head."""
     agents = set(await asyncio.to_thread(ray.util.list_named_actors))
     for name, group in (await _groups(prefix)).items():
         if name not in agents:
@@ -124,7 +125,7 @@ async def sweep(prefix: str) -> None:
 
 
 def bundle_of(order: Order, nodes: list[Node]) -> dict[str, float]:
-    """What one rank needs."""
+    """Return the resources that one rank needs."""
     has_gpu = order.needs_gpu
     if has_gpu is None:
         fitting = [node for node in nodes if order.hardware in (ANY_HARDWARE, node.hardware)]
@@ -133,8 +134,8 @@ def bundle_of(order: Order, nodes: list[Node]) -> dict[str, float]:
 
 
 def living_nodes() -> list[Node]:
-    """All nodes that Ray believes alive."""
-    from ray._private.state import available_resources_per_node  # nothing public says what is free on which node
+    """Return all nodes that Ray believes alive."""
+    from ray._private.state import available_resources_per_node  # no public API gives the free resources of each node
 
     free = available_resources_per_node()
     return [
@@ -189,7 +190,7 @@ async def _result(ref: Any) -> Any:
 
 
 async def _groups(prefix: str) -> dict[str, Any]:
-    """Placement groups by name that are not removed yet."""
+    """Return placement groups by name that are not removed yet."""
     table = await asyncio.to_thread(ray.util.placement_group_table)
     names = [entry["name"] for entry in table.values() if entry["state"] != "REMOVED"]
     found: dict[str, Any] = {}

@@ -15,14 +15,14 @@ _WAIT_S = 5.0
 
 
 def adopt_descendants() -> None:
-    """Processes whose parent dies become children of ours, not of init, so that `descendants` finds them. Linux."""
+    """Make orphaned descendants children of ours, not of init, so that `descendants` finds them. Linux."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
 
 
 def descendants() -> set[int]:
-    """Process ids of all that descend from this process and still run."""
+    """Return process ids of all that descend from this process and still run."""
     parents = {pid: parent for pid, parent, _, state in _processes() if state not in "ZX"}
     found: set[int] = set()
     newest = {os.getpid()}
@@ -33,7 +33,7 @@ def descendants() -> set[int]:
 
 
 def end_descendants(*, except_for: set[int] | None = None) -> None:
-    """SIGKILL to all descendants, until none is left."""
+    """Send SIGKILL to all descendants, until none is left."""
     ends_s = time.monotonic() + _WAIT_S
     while (left := descendants() - (except_for or set())) and time.monotonic() < ends_s:
         _kill(left)
@@ -43,7 +43,7 @@ def end_descendants(*, except_for: set[int] | None = None) -> None:
 
 
 def end_group() -> None:
-    """SIGKILL to every other process of our group, until none is left."""
+    """Send SIGKILL to every other process of our group, until none is left."""
     group, ends_s = os.getpgrp(), time.monotonic() + _WAIT_S
     while time.monotonic() < ends_s:
         left = {pid for pid, _, found, state in _processes() if found == group and state not in "ZX"} - {os.getpid()}
@@ -54,7 +54,8 @@ def end_group() -> None:
 
 
 def reap(but: set[int]) -> None:
-    """Take the exit codes of adopted children that have ended, but not of those that somebody else waits for."""
+    """Take the exit codes of adopted children that have ended, but not of those in `but`, which other code waits
+    for."""
     ours = os.getpid()
     for pid, parent, _, state in _processes():
         if parent == ours and state == "Z" and pid not in but:
@@ -69,7 +70,7 @@ def _kill(pids: set[int]) -> None:
 
 
 def _processes() -> list[tuple[int, int, int, str]]:
-    """(process id, parent, group, state) of all processes."""
+    """Return (process id, parent, group, state) of all processes."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():

@@ -1,4 +1,4 @@
-"""The environment of every process that is Ray or talks to it: how it authenticates, and settings that we rely on."""
+"""The environment of every process of Ray or that talks to it: its authentication, and settings that we rely on."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ TUNED: Final = {
 
 
 def ray_variables(inherited: Mapping[str, str], token_file: str) -> dict[str, str]:
-    """`inherited` for a process of Ray. `token_file` "" = a Ray without tokens.
+    """Return `inherited` for a process of Ray. `token_file` "" = a Ray without tokens.
 
     The mode is always explicit: Ray guesses differently in `ray.init`, `ray start --head` and `ray start --address`.
-    Of what is set for Ray outside only its TLS is kept.
+    Of the operator's settings for Ray only its TLS is kept.
     """
     kept = {name: value for name, value in inherited.items() if not name.startswith("RAY_") or _is_of_tls(name)}
     if token_file:
@@ -36,7 +36,7 @@ def ray_variables(inherited: Mapping[str, str], token_file: str) -> dict[str, st
 
 
 def without_ray(inherited: Mapping[str, str]) -> dict[str, str]:
-    """`inherited` for a process that has nothing to do with Ray and must not learn its token."""
+    """Return `inherited` for a process that has nothing to do with Ray and must not learn its token."""
     return {name: value for name, value in inherited.items() if not name.startswith("RAY_")}
 
 

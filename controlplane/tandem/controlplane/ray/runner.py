@@ -1,6 +1,6 @@
 """Runs one worker inside an agent: in the agent's own process group, from a thread that lives as long as the agent.
 
-Knows nothing of Ray. What the worker says is kept, so that whoever listens later gets all of it.
+Knows nothing of Ray. The worker's reports are kept, so that a later listener gets all of them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ORPHAN_GRACE_S = 10.0
 class Runner:
     """One worker, once. `begin` it, `listen` to it, `stop` it, from any thread.
 
-    A worker to whom nobody has listened for `orphan_s` by the clock `now_s` has lost its controller for good, and is
+    A worker without a listener for `orphan_s` by the clock `now_s` has lost its controller for good, and is
     ended.
     """
 
@@ -63,7 +63,7 @@ class Runner:
 
     @property
     def order(self) -> Order | None:
-        """What it runs; None before it has one, and when the worker has ended."""
+        """Return its order; None before it has one, and when the worker has ended."""
         with self._changed:
             return self._charge.order if self._charge is not None and not self._has_ended else None
 
@@ -75,7 +75,7 @@ class Runner:
                 self._changed.notify_all()
 
     def listen(self, after: int, wait_s: float) -> list[str]:
-        """Reports from number `after` on, as JSON lines; waits up to `wait_s` for the first of them.
+        """Return reports from number `after` on, as JSON lines; waits up to `wait_s` for the first of them.
 
         {"progress": …}, {"ready": …}, and at last {"exited": reason}, when all its processes are gone. With
         "is_unplaced": true it never began, for want of room.
@@ -102,11 +102,11 @@ class Runner:
             self._changed.wait_for(lambda: self._has_ended, timeout=_LATE_OUTPUT_S + 5.0)
 
     def wait(self) -> None:
-        """Until the worker's life is over."""
+        """Wait until the worker's life is over."""
         self._life.join()
 
     def await_silence(self, seconds: float) -> None:
-        """Until nobody has listened for `seconds`."""
+        """Wait until there was no listener for `seconds`."""
         while (left_s := self._heard_s + seconds - self._now_s()) > 0:
             time.sleep(left_s)
 
@@ -134,7 +134,7 @@ class Runner:
             self._changed.notify_all()
 
     def _run(self, charge: Charge) -> str:
-        """The worker from its start to its end; returns why it ended."""
+        """Run the worker from its start to its end; return why it ended."""
         self._check(charge)
         self._await_gpus(charge)
         environment = Environment.read(without_ray(os.environ))
@@ -187,7 +187,7 @@ class Runner:
         return said[0] if said else f"{how}; its last line: {last[:300]} {where}" if last else f"{how} {where}"
 
     def _read(self, log_file: Path, said: list[str]) -> None:
-        """Keep what it reports; `said` gets why it cannot go on, if it says that."""
+        """Keep its reports; `said` gets the reason why it cannot go on, if it reports one."""
         assert self._process is not None
         assert self._process.stdout is not None
         with self._process.stdout as pipe:
@@ -221,7 +221,7 @@ class Runner:
     # ---- its place -------------------------------------------------------------------------------------------------
 
     def _check(self, charge: Charge) -> None:
-        """Raise StartupError for what this machine lacks; else it would be a riddle in the worker's log."""
+        """Raise StartupError for resources that this machine lacks; the worker's log would not name them."""
         host = urlsplit(charge.order.config.redis_url).hostname or ""
         is_elsewhere = charge.controller_ip not in ("", self._ip)
         if is_elsewhere and (host in ("", "localhost", "::1") or host.startswith("127.")):
@@ -249,8 +249,8 @@ class Runner:
         )
 
     def _await_gpus(self, charge: Charge) -> None:
-        """Return once the GPUs are free, or it is to stop: what a worker before us held takes a moment to come back.
-        HeldGpuError where somebody goes on holding them."""
+        """Return once the GPUs are free, or it is to stop: memory of an earlier worker takes a moment to be freed.
+        HeldGpuError where another process goes on holding them."""
         patience = gpu_memory.Patience(charge.gpu_wait_s, where=f"on {self._ip}")
         while charge.gpus and (holds := gpu_memory.occupied(charge.gpus)):
             if news := patience.note(holds):
@@ -260,7 +260,7 @@ class Runner:
                     return
 
     def _write(self, folder: Path, charge: Charge) -> Path:
-        """The worker's configuration and secret, both of mode 0600, in a folder of mode 0700."""
+        """Write the worker's configuration and secret, both of mode 0600, in a folder of mode 0700."""
         secret, config = folder / "secret", folder / "worker.json"
         write_private(secret, self._secret)
         ours = dataclasses.replace(

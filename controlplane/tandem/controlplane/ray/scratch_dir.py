@@ -1,4 +1,4 @@
-"""A folder below /tmp for what one process needs while it lives: mode 0700, gone with it, swept up after `kill -9`."""
+"""A folder below /tmp for one process while it lives: mode 0700, removed with it, swept up after `kill -9`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LOCK = "owner"
 
 
 class OwnedFolder:
-    """A new folder `<root>/<prefix>…`. Its lock tells sweepers, also those in other pid namespaces, that we live."""
+    """A new folder `<root>/<prefix>…`. Its lock shows sweepers, also those in other pid namespaces, that we live."""
 
     def __init__(self, prefix: str, root: Path = Path("/tmp")) -> None:  # noqa: S108 - mode 0700, a random name
         while True:
@@ -41,7 +41,7 @@ class OwnedFolder:
 
 
 def sweep(prefix: str, root: Path = Path("/tmp")) -> None:  # noqa: S108
-    """Remove our user's folders of that prefix whose owners are gone."""
+    """Remove our user's folders of that prefix without a live owner."""
     for path in root.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
             if path.lstat().st_uid != os.getuid():

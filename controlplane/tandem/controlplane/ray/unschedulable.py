@@ -1,4 +1,4 @@
-"""Says what keeps a worker from getting a place, from what the nodes have. Arithmetic alone."""
+"""Finds why a worker gets no place, from the nodes' resources. Arithmetic alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tandem.controlplane.ray.messages import ANY_HARDWARE, HARDWARE_LABEL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A living Ray node: its labels, and what it has of each resource in all and free."""
+    """A live Ray node: its labels, and its total and free amount of each resource."""
 
     address: str
     labels: Mapping[str, str]
@@ -23,7 +23,7 @@ class Node:
 
 
 def shortage(nodes: Sequence[Node], needs: Mapping[str, float], hardware: str) -> str:
-    """What is missing for `needs` on one node of class `hardware`; "" if some node has all of it free.
+    """Return what is missing for `needs` on one node of class `hardware`; "" if some node has all of it free.
 
     Such as "no node of class h100 (there are: a10 on 10.0.0.1)" or "needs 2 GPU on one node: 10.0.0.1 has 1 of 4 free".
     """
