@@ -1,4 +1,4 @@
-"""How many workers of each role a cluster should have: pure decisions over what was seen in the last minutes.
+"""Decides how many workers of each role a cluster should have: pure decisions over the load of the last minutes.
 
     Observation ──▶ replay of the last minutes for every split ──▶ Planner.decide ──▶ Decision, with reason and figures
 

@@ -1,9 +1,10 @@
-"""Rates by arithmetic, for machines that nobody has measured yet: what an accelerator moves and computes, for a model.
+"""Rates by arithmetic, for machines without a measurement: bandwidth and computing speed of an accelerator, for a
+model.
 
     prompt token    2 · parameters / computing speed
     decode step     weights / memory speed, and the KV of its context besides
 
-A measured calibration says more; see docs/planning.md for what these figures leave out.
+A measured calibration is more exact; see docs/planning.md for what these figures leave out.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tandem.controlplane.planner.records import Rates
 from tandem.core.prefill_queue import PrefillSpeed
 
 TP_COST = 0.06
-"""What every doubling of the ranks costs of their joint speed."""
+"""Share of the joint speed that every doubling of the ranks costs."""
 SEQUENCE_S = 30e-6
 _MEMORY_SHARE = 0.9
 """Of an accelerator's memory, for weights and KV."""
@@ -24,7 +25,7 @@ _MEMORY_SHARE = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """One accelerator, by what it reaches and not by its data sheet's peak. `price`: an hour of it, in any unit.
+    """One accelerator, by its attained speed and not by its data sheet's peak. `price`: an hour of it, in any unit.
     `link_bytes_per_s`: between two workers, for each accelerator of a worker."""
 
     name: str
@@ -72,7 +73,7 @@ MODELS: Mapping[str, ModelShape] = {
 
 
 def rates(hardware: Hardware, model: ModelShape, tp: int) -> Rates | None:
-    """Of a worker of `tp` such accelerators; None if the model does not fit with room for any KV."""
+    """Return the rates of a worker of `tp` such accelerators; None if the model does not fit with room for any KV."""
     ranks = tp / (1 + TP_COST * math.log2(tp))
     kv_bytes = _MEMORY_SHARE * hardware.memory_bytes * tp - model.weight_bytes
     kv_tokens = int(kv_bytes / model.kv_token_bytes)

@@ -1,7 +1,7 @@
-"""What routers said, made into what the planner looks at. Pure, and nothing is remembered but rates and usual lengths.
+"""Converts routers' reports to the planner's input. Pure, and it remembers only rates and usual lengths.
 
 routers' Demand ─┐
-desired state ───┴──▶ Watch.observe ──▶ Observation, or Unclear: why nothing can be said now
+desired state ───┴──▶ Watch.observe ──▶ Observation, or Unclear: the reason why there is none now
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from tandem.core.lifecycle import RoleName
 
 @dataclass(frozen=True, slots=True)
 class Unclear:
-    """Nothing can be planned, and why."""
+    """The reason why nothing can be planned."""
 
     reason: str
 
 
 class Watch:
-    """Puts together what routers say of one model's workers. `known`: rates until they are measured."""
+    """Combines routers' reports on one model's workers. `known`: rates until they are measured."""
 
     def __init__(self, rules: Rules, known: Rates, model: str) -> None:
         self._rules, self.model = rules, model
         self._rates, self._usual = MeasuredRates(known), 1.0
 
     def observe(self, state: DesiredState, every: Sequence[Heard], now_s: float) -> Observation | Unclear:
-        """`now_s`: on the planner's clock, as the arrivals in what is returned."""
+        """Return the observation. `now_s`: on the planner's clock, as the arrivals in the result."""
         if not every:
             return Unclear("no router says what is asked of it")
         workers = latest_workers(every)
@@ -57,7 +57,8 @@ class Watch:
         )  # fmt: skip
 
     def _recent(self, every: Sequence[Heard], now_s: float) -> list[Seen]:
-        """Everybody's requests by arrival, each choice as one: those behind the first find the prompt computed."""
+        """Return all routers' requests by arrival, each choice as one: those behind the first find the prompt
+        computed."""
         rows = [(now_s - heard.age_s - one.age_s, one) for heard in every for one in heard.demand.asked]
         rows.sort(key=lambda row: row[0])
         book = RecentRequests(self._rules.window_s, self._usual)
@@ -75,13 +76,13 @@ class Watch:
 
 
 def split_of(state: DesiredState, model: str) -> Split:
-    """As it is wished for."""
+    """Return the desired split."""
     counts = roles_of(state.pools, model)
     return Split(counts[RoleName.PREFILL], counts[RoleName.DECODE], counts[RoleName.MIXED])
 
 
 def unsettled(state: DesiredState, every: Sequence[Heard]) -> str:
-    """Why the workers are not those of the record, ready for work; "" if they are, as every router sees them."""
+    """Return why the workers are not those of the record, ready for work; "" if they are, as every router sees them."""
     cordoned = next((member.worker_id for member in state.members if member.is_cordoned), None)
     if cordoned is not None:
         return f"{cordoned} is to have no work"
@@ -101,7 +102,7 @@ def unsettled(state: DesiredState, every: Sequence[Heard]) -> str:
 
 
 def latest_workers(every: Sequence[Heard]) -> dict[WorkerId, WorkerSeen]:
-    """Each worker as the router that spoke last saw it."""
+    """Return each worker as the router with the latest report saw it."""
     found: dict[WorkerId, WorkerSeen] = {}
     for heard in sorted(every, key=lambda heard: -heard.age_s):
         found.update({worker.worker: worker for worker in heard.demand.workers})
@@ -109,7 +110,7 @@ def latest_workers(every: Sequence[Heard]) -> dict[WorkerId, WorkerSeen]:
 
 
 def loads(every: Sequence[Heard]) -> Mapping[WorkerId, WorkerLoad]:
-    """What victims are chosen by."""
+    """Return the loads by which victims are chosen."""
     return {
         worker.worker: WorkerLoad(in_flight=worker.in_flight, unique_prefix_bytes=worker.unique_prefix_bytes)
         for worker in latest_workers(every).values()
@@ -129,8 +130,9 @@ def _reports(workers: Iterable[WorkerSeen]) -> Iterator[WorkerReport]:
 
 
 def _with_kv(rates: Rates, workers: Iterable[WorkerSeen], every: Sequence[Heard]) -> Rates:
-    """A pool holds what the smallest one does. A token's KV is as large as those who generate keep it, and travels at
-    the median of what routers say of links; unless both are known, moving it is taken to need no time."""
+    """Return rates with KV. A pool holds as much as the smallest one. A token's KV has the size at the generating
+    workers, and travels at the median of the routers' link speeds; unless both are known, moving it is taken to need no
+    time."""
     generating = [one for one in workers if one.role is not RoleName.PREFILL]
     sizes = [one.kv_tokens for one in generating if one.kv_tokens]
     rates = replace(rates, kv_tokens=min(sizes)) if sizes else rates

@@ -1,4 +1,4 @@
-"""What the planner is told, collected: requests as they come and end, and rates as workers report them. No clock."""
+"""Collects the planner's input: requests as they come and end, and rates as workers report them. No clock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tandem.core.prefill_queue import PrefillSpeed
 
 _STEPS = 512
 _ENOUGH = 8
-"""So many answers have to end until their lengths count."""
+"""Number of answers that have to end until their lengths count."""
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class _Request:
 class RecentRequests:
     """Requests of the last `keep_s` seconds.
 
-    Nobody knows how long an answer gets before it ends, and short ones end first. Whoever has not ended is taken to
+    The length of an answer is unknown before it ends, and short ones end first. A running answer is taken to
     make as many tokens more as all of them made for each that ended: the mean of (exponential) lengths that are cut
     off.
     """
@@ -50,13 +50,13 @@ class RecentRequests:
             del self._requests[first]
 
     def started(self, key: str, cached_tokens: int) -> None:
-        """Its prompt is being computed, and so much of it need not be."""
+        """Record that its prompt is being computed, except `cached_tokens` of it."""
         request = self._requests.get(key)
         if request is not None:
             request.cached_tokens = cached_tokens
 
     def progressed(self, key: str, output_tokens: int) -> None:
-        """It has so many tokens of its answer, and has not ended."""
+        """Record the length of its answer so far; it has not ended."""
         request = self._requests.get(key)
         if request is not None and not request.has_ended:
             request.output_tokens = output_tokens
@@ -67,7 +67,7 @@ class RecentRequests:
             request.output_tokens, request.has_ended = max(1, output_tokens), True
 
     def seen(self) -> list[Seen]:
-        """All of them, by arrival."""
+        """Return all of them, by arrival."""
         ended = sum(one.has_ended for one in self._requests.values())
         if ended >= _ENOUGH:
             self.usual = sum(one.output_tokens for one in self._requests.values()) / ended
@@ -85,7 +85,7 @@ class RecentRequests:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
-    """The part of a worker's load report that tells its rates; 0 = not measured."""
+    """The part of a worker's load report with its rates; 0 = not measured."""
 
     role: RoleName
     prefill_speed: PrefillSpeed
@@ -95,11 +95,11 @@ class WorkerReport:
 
 
 class MeasuredRates:
-    """Rates out of reports. What a sequence adds to a decode step is told by steps with few and with many of them, also
-    of different workers; while none differ, by what the workers say."""
+    """Rates from reports. The cost of a sequence in a decode step is fitted to steps with few and with many of them,
+    also of different workers; while none differ, the workers' own figure is taken."""
 
     def __init__(self, known: Rates) -> None:
-        """`known`: what is not measured."""
+        """`known`: the rates until they are measured."""
         self._now = known
         self._steps: deque[tuple[int, float]] = deque(maxlen=_STEPS)
 
@@ -108,7 +108,7 @@ class MeasuredRates:
         return self._now
 
     def note(self, reports: Iterable[WorkerReport]) -> None:
-        """A report of every worker that is there."""
+        """Take in a report of every worker that is there."""
         given = list(reports)
         speeds = [one.prefill_speed for one in given if one.role is not RoleName.DECODE]
         speeds = [speed for speed in speeds if speed.tokens_per_s > 0]
@@ -128,7 +128,7 @@ class MeasuredRates:
 
 
 def _line(steps: list[tuple[int, float]], slope: float) -> tuple[float, float]:
-    """Seconds of a step, and for each sequence in it, neither below 0: least squares, where sequences differ."""
+    """Return seconds of a step, and for each sequence in it, neither below 0: least squares, where sequences differ."""
     mean_n = statistics.fmean(n for n, _ in steps)
     mean_s = statistics.fmean(s for _, s in steps)
     variance = sum((n - mean_n) ** 2 for n, _ in steps)

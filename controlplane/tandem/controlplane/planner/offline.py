@@ -1,4 +1,4 @@
-"""Which workers a load needs, before there are any: kinds of machines and links, TP and counts of both roles, by price.
+"""Finds the workers that a load needs, before there are any: kinds of machines and links, TP, both counts, by price.
 
 For every pair of kinds the cheapest counts are on a staircase: with a prefill worker more, no more decode workers are
 needed than before. Walking it takes a few replays a step, where trying every count takes all of them.
@@ -20,8 +20,8 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """One kind of worker: `tp` accelerators of a hardware class, each at `price` an hour. `network`: the one that it is
-    on, where there are several to choose from; only workers on the same one are a pair."""
+    """One kind of worker: `tp` accelerators of a hardware class, each at `price` an hour. `network`: its network, where
+    there are several to choose from; only workers on the same one are a pair."""
 
     hardware: str
     tp: int
@@ -39,7 +39,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """`prefill` None = `decode` workers of the kind `decode` do all by themselves (mixed)."""
+    """`prefill` None = `decode` workers of the kind `decode` serve all phases by themselves (mixed)."""
 
     decode: Kind
     decode_count: int
@@ -56,19 +56,19 @@ class Fleet:
 
     @property
     def price(self) -> float:
-        """Of an hour of all of it."""
+        """Price of an hour of the whole fleet."""
         more = self.prefill.worker_price * self.prefill_count if self.prefill else 0.0
         return self.decode.worker_price * self.decode_count + more
 
     @property
     def link_bytes_per_s(self) -> float:
-        """Of the slower end; 0 = not known."""
+        """Speed of the slower end; 0 = not known."""
         ends = [kind.rates.link_bytes_per_s for kind in (self.prefill, self.decode) if kind is not None]
         return min((speed for speed in ends if speed), default=0.0)
 
     @property
     def kinds(self) -> tuple[str, str, str]:
-        """Of which workers it is, whatever their counts."""
+        """Kinds of its workers, regardless of their counts."""
         return str(self.prefill), str(self.decode), self.decode.network
 
     def __str__(self) -> str:
@@ -80,7 +80,7 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What a fleet has to do: the requests, what they are promised, and how many of them have to get it at `headroom`
+    """Requirements on a fleet: the requests, their promises, and the share of them that has to be kept at `headroom`
     times their rate, with at most so many `accelerators`."""
 
     requests: Sequence[Seen]
@@ -92,8 +92,8 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """A fleet, what is predicted of it at `headroom`, and what a million tokens cost: input is what prefill workers
-    cost, output what decode workers do; mixed workers' cost is divided by the time that they spend on each."""
+    """A fleet, its forecast at `headroom`, and the cost of a million tokens: input is the prefill workers' cost,
+    output the decode workers'; mixed workers' cost is divided by the time that they spend on each."""
 
     fleet: Fleet
     forecast: Forecast
@@ -103,7 +103,7 @@ class Offer:
 
     @property
     def order(self) -> tuple[bool, float, float]:
-        """The cheapest that reaches the target; where none does, who comes nearest."""
+        """Sort key: the cheapest that reaches the target; if none does, the nearest to it."""
         if self.reaches_target:
             return (False, self.fleet.price, -self.forecast.score)
         return (True, -self.forecast.score, self.fleet.price)
@@ -133,7 +133,7 @@ class Search:
         self._output_per_h = sum(one.output_tokens for one in requests) / span_s * HOUR_S
 
     def run(self) -> Answer:
-        """ValueError if there are no kinds, or no fleet of them fits the number of accelerators."""
+        """Run the search; ValueError if there are no kinds, or no fleet of them fits the number of accelerators."""
         pairs: list[tuple[Kind | None, Kind]] = [(None, kind) for kind in self._kinds]
         pairs += [
             (prefill, decode) for prefill in self._kinds for decode in self._kinds if prefill.network == decode.network
@@ -158,7 +158,7 @@ class Search:
         )
 
     def offer(self, fleet: Fleet) -> Offer:
-        """What this one would do and cost."""
+        """Return the forecast and cost of this fleet."""
         predicted = self._forecast(fleet)
         if fleet.prefill is None:
             input_share = min(1.0, predicted.prefill_busy)
@@ -240,7 +240,8 @@ def _reaches(offer: Callable[[int, int], Offer], prefill: int, decode: int) -> b
 
 
 def _least(low: int, high: int, is_enough: Callable[[int], bool]) -> int | None:
-    """The smallest from `low` to `high` that is enough, None if not even `high` is; more is taken to be no worse."""
+    """Return the smallest from `low` to `high` that is enough, None if not even `high` is; more is taken to be no
+    worse."""
     if high < low or not is_enough(high):
         return None
     while low < high:
@@ -253,7 +254,7 @@ def _least(low: int, high: int, is_enough: Callable[[int], bool]) -> int | None:
 
 
 def _first_of_each_kind(offers: Iterable[Offer], best: Offer) -> Iterator[Offer]:
-    """`offers` are the best first."""
+    """Yield the first offer of each pair of kinds but that of `best`; `offers` are sorted, best first."""
     seen = {best.fleet.kinds}
     for offer in offers:
         if offer.fleet.kinds not in seen:

@@ -1,4 +1,4 @@
-"""Decides whether the workers' roles, or their number, should change. Holds what hysteresis needs, and no clock."""
+"""Decides whether the workers' roles, or their number, should change. Holds the state of hysteresis, and no clock."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tandem.core.link_speed import rate
 
 
 class Planner:
-    """Ask it every few seconds. What it wants is carried out by others, who say so by the next observation's split.
+    """Ask it every few seconds. Its decisions are carried out by other code, visible in the next observation's split.
 
     It flips before it scales, and never plans more workers than the budget or a split that cannot serve. Where there
     are more already and it may not scale, it advises to stop some, and does nothing else. A split that it did not ask
-    for is somebody else's wish, and is left alone for the cool-down.
+    for is another writer's wish, and is left alone for the cool-down.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -31,16 +31,17 @@ class Planner:
         self._spare = _Wish()
 
     def note_change(self, at_s: float) -> None:
-        """Somebody changed what should be, `at_s` on the clock of `decide`: the cool-down counts from there."""
+        """Note that another writer changed the desired state, `at_s` on the clock of `decide`: the cool-down counts
+        from there."""
         self._changed_s = max(self._changed_s, at_s)
         self.forget_wishes()
 
     def forget_wishes(self) -> None:
-        """What was wanted so far counts no more: nobody knows what was in between."""
+        """Forget the wishes so far: the time in between was not observed."""
         self._wish, self._spare = _Wish(), _Wish()
 
     def decide(self, observation: Observation, now_s: float) -> Decision:
-        """What should be now. `now_s` must not go back. Raises ConfigError for a budget that no split fits."""
+        """Decide the split. `now_s` must not go back. Raises ConfigError for a budget that no split fits."""
         rules, current = self.rules, observation.split
         if rules.mode is PlannerMode.OFF:
             return self._stay(now_s, current, "the planner is off")
@@ -64,7 +65,7 @@ class Planner:
             return self._stay(now_s, current, f"{seen}: {rules.min_requests} are needed")
         return self._weigh(observation, recent, now_s)
 
-    # ---- what is best ----------------------------------------------------------------------------------------------
+    # ---- the best split --------------------------------------------------------------------------------------------
 
     def _weigh(self, observation: Observation, recent: list[Seen], now_s: float) -> Decision:
         rules, current = self.rules, observation.split
@@ -103,13 +104,14 @@ class Planner:
         return self._stay(now_s, current, f"{current} {why}", now=look.at(current, 1.0), considered=look.all())
 
     def _best(self, look: _Look) -> Forecast:
-        """Of as many workers as there are; each flip has to gain `min_gain`, or one that needs fewer is better."""
+        """Return the best of the present number of workers; each flip has to gain `min_gain`, or one that needs fewer
+        is better."""
         current, rules = look.observation.split, self.rules
         options = splits.of_total(current.total, current, is_mixed_allowed=rules.is_mixed_allowed)
         return _first([look.at(split, rules.headroom) for split in options], current, flip=rules.min_gain)
 
     def _more(self, look: _Look, now: Forecast) -> Forecast | None:
-        """The fewest workers that reach the target, else those that gain most, within the budget; nobody flips."""
+        """Return the fewest workers that reach the target, else those that gain most, within the budget; none flips."""
         current, rules = look.observation.split, self.rules
         found: list[Forecast] = []
         for total in splits.totals(current.total, min(rules.budget, 2 * current.total)):
@@ -118,17 +120,17 @@ class Planner:
                 return self._fewest(look, found[-1].split.total if found else current.total, best)
             found.append(best)
         best_of_all = max(found, key=lambda one: (one.score, -one.split.total), default=None)
-        # Far from the target, all that more workers bring is that everybody comes nearer to what was promised.
+        # Far from the target, more workers only bring all requests nearer to their promises.
         is_better = best_of_all is not None and best_of_all.score - now.score >= rules.min_gain / 4
         return best_of_all if is_better else None
 
     def _grown(self, look: _Look, total: int) -> Forecast:
-        """The best of so many workers for which nobody flips."""
+        """Return the best of `total` workers for which none flips."""
         current = look.observation.split
         return _first([look.at(split, self.rules.headroom) for split in splits.grown(current, total)], current)
 
     def _fewest(self, look: _Look, too_few: int, enough: Forecast) -> Forecast:
-        """The fewest workers that reach the target, between a total that does not and a forecast that does."""
+        """Return the fewest workers that reach the target, between a total that does not and a forecast that does."""
         while enough.split.total - too_few > 1:
             total = (too_few + enough.split.total) // 2
             best = self._grown(look, total)
@@ -139,7 +141,7 @@ class Planner:
         return enough
 
     def _fewer(self, look: _Look) -> Forecast | None:
-        """One worker less, if that has room to spare."""
+        """Return the best split of one worker less, if that has capacity to spare."""
         current, rules = look.observation.split, self.rules
         able = [one for one in splits.shrunk(current, current.total - 1) if _keeps_roles(current, one)]
         if not able:
@@ -147,7 +149,7 @@ class Planner:
         best = _first([look.at(split, rules.spare_headroom) for split in able], current)
         return look.at(best.split, rules.headroom) if best.attained >= rules.target else None
 
-    # ---- what is said ----------------------------------------------------------------------------------------------
+    # ---- the decision ----------------------------------------------------------------------------------------------
 
     def _change(
         self, look: _Look, best: Forecast, now_s: float, why: str, wish: _Wish, *, confirmations: int = 0,
@@ -166,7 +168,7 @@ class Planner:
             held = f"; so far that would have been worth {wish.gained_s:.1f} of {rules.worth_s:g} s of all requests"
         is_to_act = not held and rules.mode is PlannerMode.ACT and not is_advice
         if is_to_act:
-            self._split = best.split  # whoever carries it out, changes nothing else
+            self._split = best.split  # its executor changes nothing else
             self._changed_s = now_s
             self._wish, self._spare = _Wish(), _Wish()
         return Decision(
@@ -185,12 +187,13 @@ class Planner:
         )  # fmt: skip
 
     def _waits_s(self, now_s: float) -> float:
-        """Until something may be changed again."""
+        """Return seconds until something may be changed again."""
         return max(0.0, self._changed_s + self.rules.cool_down_s - now_s)
 
 
 def window(recent: Iterable[Seen], now_s: float, rules: Rules) -> list[Seen]:
-    """The requests that count at `now_s`, in the order of arrival: the youngest of them where they are too many."""
+    """Return the requests that count at `now_s`, in the order of arrival: the youngest of them where they are too
+    many."""
     found = [one for one in recent if now_s - rules.window_s <= one.arrival_s <= now_s]
     found.sort(key=lambda one: one.arrival_s)
     return found[-rules.max_requests :]
@@ -217,8 +220,7 @@ class _Look:
 
 @dataclass(slots=True)
 class _Wish:
-    """How often in a row the same direction was wanted, and what it would have been worth since: shares of all requests
-    times seconds."""
+    """How often in a row the same direction was wanted, and its worth since: shares of all requests times seconds."""
 
     direction: tuple[int, ...] = ()
     count: int = 0
@@ -234,18 +236,18 @@ class _Wish:
 
 
 def _direction(current: Split, wanted: Split) -> tuple[int, ...]:
-    """Which roles grow and which shrink: whether by one or by two workers may differ from one decision to the next."""
+    """Return which roles grow and which shrink: by one or by two workers may differ from one decision to the next."""
     changes = [wanted.of(role) - current.of(role) for role in RoleName]
     return tuple((change > 0) - (change < 0) for change in changes)
 
 
 def _keeps_roles(current: Split, split: Split) -> bool:
-    """Whether no role loses its last worker."""
+    """True if no role loses its last worker."""
     return all(split.of(role) or not current.of(role) for role in RoleName)
 
 
 def _first(found: Iterable[Forecast], current: Split, *, flip: float = 0.0) -> Forecast:
-    """The best, when each flip costs `flip` of the score; of equals the one with the fewest."""
+    """Return the best, when each flip costs `flip` of the score; of equals the one with the fewest."""
 
     def rank(one: Forecast) -> tuple[float, int, Split]:
         flips = current.flips_to(one.split)
@@ -255,7 +257,7 @@ def _first(found: Iterable[Forecast], current: Split, *, flip: float = 0.0) -> F
 
 
 def _says(now: Forecast, then: Forecast, rates: Rates, rules: Rules) -> str:
-    """Both in figures, at the load with headroom, and over which links, where KV is moved."""
+    """Return both in figures, at the load with headroom, and over which links, where KV is moved."""
     links = ""
     if now.split.prefill or then.split.prefill:
         links = f", links of {rate(rates.link_bytes_per_s)}" if rates.wire_token_s else ", no link was measured"

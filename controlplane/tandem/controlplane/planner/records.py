@@ -1,4 +1,4 @@
-"""What the planner is told, what it answers, and by which rules it goes. Plain records; times are in seconds."""
+"""Input, output and rules of the planner. Plain records; times are in seconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tandem.core.prefill_queue import UNMEASURED, PrefillSpeed, QueueRules
 
 @dataclass(frozen=True, slots=True, order=True)
 class Split:
-    """So many workers of each role."""
+    """Number of workers of each role."""
 
     prefill: int
     decode: int
@@ -25,7 +25,7 @@ class Split:
 
     @property
     def can_serve(self) -> bool:
-        """Whether any request can be served: by a pair or by a mixed worker; nothing is negative."""
+        """True if any request can be served: by a pair or by a mixed worker; nothing is negative."""
         if min(self.prefill, self.decode, self.mixed) < 0:
             return False
         return self.mixed > 0 or (self.prefill > 0 and self.decode > 0)
@@ -34,7 +34,7 @@ class Split:
         return {RoleName.PREFILL: self.prefill, RoleName.DECODE: self.decode, RoleName.MIXED: self.mixed}[role]
 
     def flips_to(self, other: Split) -> int:
-        """How many workers change their role on the way there; who comes or goes does not count."""
+        """Return how many workers change their role on the way there; added or removed ones do not count."""
         more = sum(max(0, other.of(role) - self.of(role)) for role in RoleName)
         fewer = sum(max(0, self.of(role) - other.of(role)) for role in RoleName)
         return min(more, fewer)
@@ -81,13 +81,13 @@ class Rates:
 
     @property
     def wire_token_s(self) -> float:
-        """Seconds that the KV of a token takes over a link; 0 if that is not known."""
+        """Return seconds that the KV of a token takes over a link; 0 if that is not known."""
         return self.kv_token_bytes / self.link_bytes_per_s if self.link_bytes_per_s else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """A cluster's last minutes. `split`: as it is wished for. `recent`: requests that came. `promises`: SLO classes by
+    """A cluster's last minutes. `split`: the desired one. `recent`: requests that came. `promises`: SLO classes by
     name; a class that is not in it is promised nothing. `is_settled`: the workers are those of `split`, none starts,
     flips, drains or is missing."""
 
@@ -100,9 +100,9 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """What the requests of the last minutes would get from a split. `attained`: share that keeps its promises;
-    `score`: the same with how near the others come, so that two bad splits can be told apart. Seconds at the 90th
-    percentile. `prefill_busy`: share of time that workers which compute prompts do so."""
+    """Predicted service of the requests of the last minutes by a split. `attained`: share that keeps its promises;
+    `score`: the same with how near the others come, so that two bad splits can be distinguished. Seconds at the 90th
+    percentile. `prefill_busy`: utilization of the workers that compute prompts."""
 
     split: Split
     attained: float
@@ -115,11 +115,12 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What the planner wants, and why. `wanted` is `current` where all stays; `is_due`: nothing speaks against it any
-    more; `is_to_act`: carry it out now; `is_advice`: that is for others, in every mode. `waits_s`: so long nothing is
-    due, after the last change.
+    """The planner's wish, with its reason. `wanted` is `current` where all stays; `is_due`: no rule delays it any more;
+    `is_to_act`: carry it out now; `is_advice`: that is for others, in every mode. `waits_s`: so long nothing is due,
+    after the last change.
 
-    `now` and `then` are what it predicts of both (None = nothing was predicted), `considered` of all that it looked at.
+    `now` and `then` are the forecasts of both (None = nothing was predicted), `considered` those of all examined
+    splits.
     """
 
     at_s: float
@@ -147,7 +148,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """When the planner changes something.
+    """Rules for changes by the planner.
 
     Requests of the last `window_s` count, at most `max_requests`, at least `min_requests`. Each flip of a change has to
     gain `min_gain` of all requests, in `confirmations` decisions in a row, at a load `headroom` times as heavy as seen;
@@ -156,7 +157,7 @@ class Rules:
     workers flip in one decision (one always may). `budget`: most workers, 0 = as many as there are. With `is_scaling`
     workers are added where no flip reaches `target`, and taken away where fewer reach it at `spare_headroom`,
     `spare_confirmations` times in a row.
-    `is_mixed_allowed`: all-mixed splits are looked at too.
+    `is_mixed_allowed`: all-mixed splits are considered too.
     """
 
     mode: PlannerMode = PlannerMode.OFF
@@ -178,7 +179,7 @@ class Rules:
 
     @classmethod
     def configured(cls, section: PlannerSection, most_workers: int = 0) -> Rules:
-        """As `section` says; `most_workers` bounds the budget, too, 0 = nothing does."""
+        """Return the rules of `section`; `most_workers` bounds the budget, too, 0 = nothing does."""
         bounds = [bound for bound in (section.budget, most_workers) if bound]
         same = {one.name: getattr(section, one.name) for one in fields(section) if one.name in _CONFIGURED}
         return cls(**{**same, "budget": min(bounds, default=0)})

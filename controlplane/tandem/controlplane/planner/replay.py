@@ -1,10 +1,11 @@
-"""What the requests of the last minutes would get from another split of the workers: they are played to it again.
+"""Forecasts the service of the last minutes' requests by another split of the workers: they are replayed to it.
 
-No step is played, only what steps amount to: a worker that computes a prompt is busy for its measured seconds, and all
-sequences of a decode worker get a token a step, whose length goes by how many they are; who comes while a step runs
-waits for the next. A mixed worker does both: every sequence gets a token for each chunk. KV leaves while its prompt is
-computed, over one wire a worker. They are played three times in a row, until all of the second time have ended, and
-those count: a cluster in service is not empty. Some 50 µs a request and time. docs/planning.md says what is left out.
+Steps are not replayed one by one, but in aggregate: a worker that computes a prompt is busy for its measured seconds,
+and all sequences of a decode worker get a token a step, with a length by their number; arrivals during a step
+wait for the next. A mixed worker does both: every sequence gets a token for each chunk. KV leaves while its prompt is
+computed, over one wire a worker. The requests are replayed three times in a row, until all of the second time have
+ended, and those count: a cluster in service is not empty. Some 50 µs a request and time. docs/planning.md lists the
+omissions.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from tandem.core.prefill_queue import attended
 
 _EPSILON = 1e-9
 _NEAR = 0.25
-"""What coming near a promise counts for, compared with keeping it."""
+"""Weight of coming near a promise, compared with keeping it."""
 _PARTS = 8
-"""In so many parts the KV of a chunk leaves: the first while the others are computed, the last when the chunk is."""
+"""Number of parts in which a chunk's KV leaves: the first while the others are computed, the last when the chunk is."""
 _NOTHING = SloSection()
 
 
@@ -36,8 +37,9 @@ def forecast(
     decode_rates: Rates | None = None,
     is_warm: bool = True,
 ) -> Forecast:
-    """`load`: arrivals come so many times as fast. `decode_rates`: of decode workers that are not like the others.
-    Not `is_warm`: they come once, to an empty cluster. ValueError if the split cannot serve or `recent` is empty."""
+    """Return the forecast. `load`: arrivals come so many times as fast. `decode_rates`: of decode workers unlike the
+    others. Not `is_warm`: they come once, to an empty cluster. ValueError if the split cannot serve or `recent` is
+    empty."""
     if not split.can_serve or not recent:
         raise ValueError(f"{split} cannot serve" if recent else "there are no requests to replay")
     run = _Replay(split, recent, rates, decode_rates or rates, load, is_warm)
@@ -70,8 +72,8 @@ def _p90(values: Sequence[float]) -> float:
 
 
 class _Worker:
-    """`clock` counts the decode steps so far; a sequence that joins at 5 and makes 10 tokens ends at 15. Who comes from
-    another worker while the sixth step runs, at 5.3, joins at 6."""
+    """`clock` counts the decode steps so far; a sequence that joins at 5 and makes 10 tokens ends at 15. One that comes
+    from another worker while the sixth step runs, at 5.3, joins at 6."""
 
     __slots__ = (
         "arrives_s", "at_s", "chunk_s", "clock", "context", "ends", "is_full", "kv_tokens", "left_s", "out_free_s",
@@ -87,11 +89,11 @@ class _Worker:
         """Of sequences and, where prompts are computed for others, of those that are not there yet."""
         self.is_full = False
         self.out_free_s = self.arrives_s = 0.0
-        """When its wire has sent all that it was given, and when the last of its prompt's KV is there."""
+        """When its wire has sent all data given to it, and when the last of its prompt's KV is there."""
         self.version = 0
 
     def step_s(self) -> float:
-        """Of the decode step, with the chunk that is computed in it."""
+        """Return seconds of the decode step, with the chunk that is computed in it."""
         rates, count = self.rates, len(self.ends)
         decode_s = rates.decode_step_s + rates.decode_sequence_s * count + rates.decode_context_s * self.context
         return max(_EPSILON, decode_s + (self.chunk_s if self.prompt is not None else 0.0))
@@ -106,7 +108,7 @@ class _Worker:
             self.left_s -= passed_s
 
     def next_s(self) -> float | None:
-        """When something ends here, as far as is known now."""
+        """Return when something ends here, as far as is known now."""
         found: float | None = None
         step_s = self.step_s() if self.ends else 0.0
         if self.prompt is not None:
@@ -119,7 +121,7 @@ class _Worker:
 
 class _Wires:
     """As `simulator.links`, a prompt at once: a worker's KV goes out one prompt after the other and comes in so, in the
-    order in which they were begun; the slower of both ends counts. Whoever comes first takes the way in that is free
+    order in which they were begun; the slower of both ends counts. The first to come takes the way in that is free
     first."""
 
     def __init__(self, out: Rates, into: Rates, receivers: int) -> None:
@@ -128,8 +130,8 @@ class _Wires:
         self._in_free_s = [0.0] * receivers
 
     def send(self, worker: _Worker, tokens: int, computed_tokens: int, seconds: float, now_s: float) -> None:
-        """A prompt of `tokens`, of which so many are computed from now on, in so many seconds. Sets when all of it is
-        there: when the wires have sent it, but not before the last part of its last chunk can be."""
+        """Send a prompt of `tokens`, of which `computed_tokens` are computed from now on, in `seconds`. Sets when all
+        of it is there: when the wires have sent it, but not before the last part of its last chunk can be."""
         if not self._slower_token_s:
             worker.arrives_s = now_s + seconds
             return
@@ -187,7 +189,7 @@ class _Replay:
                 self._turn(what, now_s)
 
     def _arrive(self, number: int) -> None:
-        """The prompt waits with all others, in the order that workers' queues have."""
+        """Queue the prompt with all others, in the order that workers' queues have."""
         one, now_s, rates = self._recent[number], self._arrivals[number], self._rates
         start = min(one.cached_tokens, one.prompt_tokens - 1)
         seconds = rates.prefill_step_s + rates.prefill.seconds(
@@ -198,7 +200,7 @@ class _Replay:
         self._give(now_s)
 
     def _give(self, now_s: float) -> None:
-        """Prompts to idle workers, the emptiest first."""
+        """Give prompts to idle workers, the emptiest first."""
         while self._queue and self._idle:
             worker = min(self._idle, key=lambda one: len(one.ends))
             self._idle.remove(worker)
@@ -215,7 +217,7 @@ class _Replay:
             self._schedule(worker)
 
     def _turn(self, worker: _Worker, now_s: float) -> None:
-        """Something ended at this worker."""
+        """Handle the end of something at this worker."""
         worker.advance(now_s)
         has_room = False
         while worker.ends and worker.ends[0][0] <= worker.clock + 1e-6:
@@ -247,7 +249,7 @@ class _Replay:
         heapq.heappush(self._due, (there_s, self._made, 0, number))
 
     def _arrived(self, number: int, now_s: float) -> None:
-        """All KV of a prompt is at the other worker."""
+        """Handle the arrival of all KV of a prompt at the other worker."""
         sender = self._senders.pop(number)
         sender.kv_tokens -= self._recent[number].prompt_tokens
         self._joining.append(number)
@@ -257,14 +259,14 @@ class _Replay:
             self._give(now_s)
 
     def _free(self, worker: _Worker) -> None:
-        """It takes the next prompt, unless what it computed and could not send yet leaves no room for one."""
+        """Let it take the next prompt, unless its computed and unsent KV leaves no room for one."""
         held = 0 if id(worker) in self._mixed else worker.kv_tokens
         worker.is_full = held > 0 and held + self._longest > worker.rates.kv_tokens
         if not worker.is_full:
             self._idle.append(worker)
 
     def _admit(self, now_s: float) -> None:
-        """Answers begin at the decode worker with the fewest, in the order in which they came."""
+        """Begin answers at the decode worker with the fewest, in the order in which they came."""
         while self._joining:
             number = self._joining[0]
             needed = self._recent[number].prompt_tokens + self._recent[number].output_tokens

@@ -1,4 +1,4 @@
-"""Which splits are worth a look: all of a small cluster; of a large one those near by, and ever wider steps away."""
+"""Selects the splits to examine: all of a small cluster; of a large one those near by, and ever wider steps away."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from tandem.controlplane.planner.records import Split
 from tandem.core.lifecycle import RoleName
 
 ALL_UP_TO = 16
-"""Workers, up to which every split, and every total, is looked at."""
+"""Workers, up to which every split, and every total, is examined."""
 
 
 def of_total(total: int, near: Split, *, is_mixed_allowed: bool = False) -> list[Split]:
-    """Splits of `total` workers that can serve, by their number of prefill workers. `near`: where to look first.
+    """Return splits of `total` workers that can serve, by their number of prefill workers. `near`: where to look first.
 
     Mixed workers stay as they are, unless all are mixed or, with `is_mixed_allowed`, might be: then all mixed, and
-    none, are looked at too. The split `near` itself is among them if it has so many workers.
+    none, are considered too. The split `near` itself is among them if it has so many workers.
     """
     found = set(_pairs(total - near.mixed, near)) if near.prefill and near.decode else set()
     splits = {Split(p, total - near.mixed - p, near.mixed) for p in found}
@@ -32,8 +32,8 @@ def of_total(total: int, near: Split, *, is_mixed_allowed: bool = False) -> list
 
 
 def towards(current: Split, wanted: Split, most: int) -> Split:
-    """`current` with at most so many workers flipped, on the way to `wanted`, which has as many workers. Those that
-    stay as they are can serve meanwhile: fewer flip where they could not, perhaps none."""
+    """Return `current` with at most `most` workers flipped, on the way to `wanted`, which has as many workers. Those
+    that stay as they are can serve meanwhile: fewer flip where they could not, perhaps none."""
     counts = {role: current.of(role) for role in RoleName}
     reached = current
     for _ in range(most):
@@ -51,7 +51,7 @@ def towards(current: Split, wanted: Split, most: int) -> Split:
 
 
 def shrunk(current: Split, total: int) -> list[Split]:
-    """Splits of `total` workers that can serve and for which workers only leave."""
+    """Return splits of `total` workers that can serve and for which workers only leave."""
     found = (
         Split(prefill, decode, total - prefill - decode)
         for prefill in range(current.prefill + 1)
@@ -61,14 +61,14 @@ def shrunk(current: Split, total: int) -> list[Split]:
 
 
 def totals(current: int, most: int) -> list[int]:
-    """Numbers of workers above `current` that are worth a look, `most` the last: ever wider steps above ALL_UP_TO."""
+    """Return totals above `current` to examine, `most` the last: ever wider steps above ALL_UP_TO."""
     small = range(current + 1, min(most, ALL_UP_TO) + 1)
     return sorted({*small, *(current + step for step in _steps(most - current)), *((most,) if most > current else ())})
 
 
 def grown(current: Split, total: int) -> list[Split]:
-    """Splits of `total` workers for which workers only come, of the roles that there are. If many come: in the same
-    shares as now, ever wider steps away from that, and all to one role."""
+    """Return splits of `total` workers for which workers are only added, of the roles that there are. If many are: in
+    the same shares as now, ever wider steps away from that, and all to one role."""
     more = total - current.total
     if current.mixed and not (current.prefill and current.decode):
         return [Split(current.prefill, current.decode, current.mixed + more)]
@@ -82,7 +82,7 @@ def grown(current: Split, total: int) -> list[Split]:
 
 
 def _pairs(total: int, near: Split) -> Iterator[int]:
-    """Prefill workers of splits of `total` workers that are all prefill or decode."""
+    """Yield prefill workers of splits of `total` workers that are all prefill or decode."""
     if total <= ALL_UP_TO:
         yield from range(1, total)
         return
@@ -92,7 +92,7 @@ def _pairs(total: int, near: Split) -> Iterator[int]:
 
 
 def _steps(below: int) -> Iterator[int]:
-    """1, 2, 3, 4, 8, 16 and so on."""
+    """Yield 1, 2, 3, 4, 8, 16 and so on."""
     step = 1
     while step < below:
         yield step

@@ -1,4 +1,4 @@
-"""How long things take and how much fits: the figures that a machine's measurements give the simulator."""
+"""Durations and capacities of the simulator, from a machine's measurements."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Calibration:
 
     @property
     def blocks(self) -> int:
-        """Blocks of one worker's pool."""
+        """Number of blocks of one worker's pool."""
         return self.kv_tokens // self.block_tokens
 
     @property
@@ -90,23 +90,25 @@ class Calibration:
         return KVLayout(groups=(group,))
 
     def chunk_s(self, start: int, end: int) -> float:
-        """Seconds for the prompt tokens [start, end) of one request, without `prefill_step_s`."""
+        """Return seconds for the prompt tokens [start, end) of one request, without `prefill_step_s`."""
         tokens = end - start
         return tokens * (self.prefill_token_s + self.prefill_context_s * (start + tokens / 2))
 
     def decode_s(self, sequences: int, context_tokens: float) -> float:
-        """Seconds for one token of each of `sequences` sequences with `context_tokens` tokens in all."""
+        """Return seconds for one token of each of `sequences` sequences with `context_tokens` tokens in all."""
         return self.decode_step_s + self.decode_sequence_s * sequences + self.decode_context_s * context_tokens
 
     def step_s(self, chunks: Sequence[tuple[int, int]], sequences: int, context_tokens: float) -> float:
-        """Seconds of a whole step: `chunks` of prompts, each [start, end), and one token for each of `sequences`."""
+        """Return seconds of a whole step: `chunks` of prompts, each [start, end), and one token for each of
+        `sequences`."""
         chunks_s = self.prefill_step_s + sum(self.chunk_s(*chunk) for chunk in chunks) if chunks else 0.0
         decode_s = self.decode_s(sequences, context_tokens) if sequences else 0.0
         return chunks_s + decode_s - (self.shared_step_s if chunks and sequences else 0.0)
 
 
 def of_sim_engine(worker: WorkerSection, *, kv_token_bytes: int, link_bytes_per_s: float, rpc_s: float) -> Calibration:
-    """What `[worker]` and `[worker.sim]` say, so that a real cluster of sim engines can confirm the laboratory.
+    """Return the values of `[worker]` and `[worker.sim]`, so that a real cluster of sim engines can confirm the
+    simulator.
 
     `kv_token_bytes` and `link_bytes_per_s` are those of the cluster (`clusterctl net` has measured the second).
     """
@@ -134,11 +136,11 @@ def of_sim_engine(worker: WorkerSection, *, kv_token_bytes: int, link_bytes_per_
 
 
 def read(path: Path) -> Calibration:
-    """A bench file: JSON with any of Calibration's fields, and the measurements that some of them are fitted to.
+    """Read a bench file: JSON with any of Calibration's fields, and the measurements that some of them are fitted to.
 
     `prefill_steps`, `decode_steps`, `mixed_steps`, `kv_moves`: rows as `measured.fitted` takes them, in place of the
     fields that they give; `prefill_tokens_per_s` in place of `prefill_*`. All of that may stand under `calibration`, as
-    in what `make bench NAME=engine` writes. Raises ConfigError with what is wrong.
+    in the output of `make bench NAME=engine`. Raises ConfigError that describes the mistake.
     """
     try:
         record = json.loads(path.read_text())
@@ -153,7 +155,7 @@ def read(path: Path) -> Calibration:
 
 
 def from_record(record: Mapping[str, Any]) -> Calibration:
-    """What a bench file says (see `read`). Raises ConfigError with what is wrong."""
+    """Convert the content of a bench file (see `read`). Raises ConfigError that describes the mistake."""
     try:
         return _made(dict(record))
     except KeyError as error:

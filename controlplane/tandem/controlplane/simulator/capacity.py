@@ -1,4 +1,4 @@
-"""How much faster a trace may arrive until a cluster no longer keeps up with it."""
+"""Finds how much faster a trace may arrive until a cluster no longer keeps up with it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ MAX_WAITING = 0.01
 """A rate is sustained if at most this share of all requests has no first token when the last one arrives."""
 _MAX_FACTOR = 1e4
 _STEP = 1.25
-"""Between the first guesses: far above what is sustained, a run takes long."""
+"""Factor between the first guesses: far above the sustained rate, a run takes long."""
 
 
 def highest_factor(
     waiting_share: Callable[[float], float], *, start: float = 1.0, precision: float = 0.01, limit: float = MAX_WAITING
 ) -> float:
-    """The highest time-scaling of a trace's arrivals that is sustained, within `precision` of itself.
+    """Return the highest time-scaling of a trace's arrivals that is sustained, within `precision` of itself.
 
     `waiting_share(factor)` plays the trace `factor` times as fast and gives `Outcome.waiting` as a share, which is
     taken to grow with the factor. Goes up or down in growing steps, then bisects. Raises ValueError if nothing down to

@@ -10,7 +10,7 @@ Action = Callable[[], None]
 
 
 class EventQueue:
-    """Virtual time and what is due. Implements `Clock`. Events of one instant run in the order they were made."""
+    """Virtual time and the events due. Implements `Clock`. Events of one instant run in the order they were made."""
 
     def __init__(self, start_s: float = 0.0) -> None:
         self._now_s = start_s
@@ -22,7 +22,7 @@ class EventQueue:
 
     @property
     def events(self) -> int:
-        """How many were made so far."""
+        """Number of events made so far."""
         return self._made
 
     def at(self, when_s: float, action: Action) -> None:
@@ -37,7 +37,7 @@ class EventQueue:
         self.at(self._now_s + delay_s, action)
 
     def run(self, until_s: float = math.inf) -> None:
-        """Run everything that is due up to `until_s`, and what that brings about."""
+        """Run everything that is due up to `until_s`, including new events up to then."""
         due, pop = self._due, heapq.heappop
         while due and due[0][0] <= until_s:
             self._now_s, _, action = pop(due)

@@ -14,7 +14,7 @@ class NotEnoughRowsError(ValueError):
 
 
 def fit(rows: Sequence[Row]) -> tuple[float, float, float]:
-    """The coefficients ≥ 0 with the smallest sum of squared relative errors. Raises NotEnoughRowsError."""
+    """Return the coefficients ≥ 0 with the smallest sum of squared relative errors. Raises NotEnoughRowsError."""
     if len(rows) < 3 or any(row[3] <= 0 for row in rows):
         raise NotEnoughRowsError(f"{len(rows)} rows; at least 3 with times above 0 are needed")
     scaled = [tuple(value / row[3] for value in row[:3]) for row in rows]
@@ -37,7 +37,7 @@ def fit(rows: Sequence[Row]) -> tuple[float, float, float]:
 
 
 def _solve(rows: Sequence[Sequence[float]]) -> list[float] | None:
-    """Least squares of rows·a = 1 by the normal equations; None if they have no single solution."""
+    """Solve least squares of rows·a = 1 by the normal equations; None if they have no single solution."""
     size = len(rows[0])
     matrix = [
         [sum(row[i] * row[j] for row in rows) for j in range(size)] + [sum(row[i] for row in rows)] for i in range(size)

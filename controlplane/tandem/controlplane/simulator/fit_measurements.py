@@ -1,4 +1,4 @@
-"""From measured steps and moves to the calibration's coefficients. Pure: rows in, figures out.
+"""Fits the calibration's coefficients to measured steps and moves. Pure: rows in, figures out.
 
 A row is an object of numbers. Seconds of all four kinds are `s`:
 
@@ -23,10 +23,11 @@ Row = Mapping[str, Any]
 
 
 def fitted(values: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` with the coefficients in place of the rows that they are fitted to, by least squares of relative errors.
+    """Return `values` with the coefficients in place of the rows that they are fitted to, by least squares of relative
+    errors.
 
-    `usual` are the coefficients that neither values nor rows say. Raises ConfigError if rows do not determine their
-    coefficients, KeyError for a row that lacks a key, TypeError or ValueError for what is no number.
+    `usual` are the coefficients given by neither values nor rows. Raises ConfigError if rows do not determine their
+    coefficients, KeyError for a row that lacks a key, TypeError or ValueError for a value that is no number.
     """
     found = dict(values)
     for key, names, terms in (("prefill_steps", PREFILL, _chunk), ("decode_steps", DECODE, _decodes)):
@@ -50,7 +51,7 @@ class Moves:
 
     @classmethod
     def fitted(cls, rows: Sequence[Row]) -> Moves:
-        """Of `kv_moves`. Raises as `measured.fitted` does."""
+        """Fit to `kv_moves`. Raises as `measured.fitted` does."""
         move_s, byte_s, _ = _solved("kv_moves", [(1.0, float(row["bytes"]), 0.0, float(row["s"])) for row in rows])
         if not byte_s:
             raise ConfigError("kv_moves cannot be fitted", why="longer ones take no more time", todo="move more bytes")
@@ -70,7 +71,8 @@ def _decodes(row: Row) -> tuple[float, float, float]:
 
 
 def _shared(rows: Sequence[Row], coefficients: Sequence[float]) -> float:
-    """What steps that do both take less than the sum, by least squares of relative errors; 0 to both fixed parts."""
+    """Return the time that mixed steps save against the sum, by least squares of relative errors; 0 to both fixed
+    parts."""
     weights = gains = 0.0
     for row in rows:
         took_s = float(row["s"])

@@ -21,7 +21,7 @@ from tandem.workercore import fetch_quota
 
 
 class Client(Protocol):
-    """The router's end: told when something reaches it."""
+    """The router's end: notified when something reaches it."""
 
     def first_token(self, flight: Flight) -> None: ...
     def handed_over(self, flight: Flight) -> None: ...
@@ -29,7 +29,7 @@ class Client(Protocol):
 
 
 class Net:
-    """What is between processes: messages take `rpc_s`, bytes what the wires say."""
+    """Network between processes: messages take `rpc_s`, bytes the time of the wires."""
 
     def __init__(self, events: EventQueue, wires: Wires, rpc_s: float, client: Client) -> None:
         self.events, self.wires, self.rpc_s, self.client = events, wires, rpc_s, client
@@ -38,7 +38,7 @@ class Net:
         self.prefilling: dict[WorkerId, PrefillSide] = {}
 
     def tell(self, worker: VirtualWorker, action: Action) -> None:
-        """A message that `worker` reads between two steps."""
+        """Deliver a message that `worker` reads between two steps."""
         self.events.after(self.rpc_s, partial(worker.post, action))
 
 
@@ -79,16 +79,16 @@ class WholeSide:
 
 
 class PrefillSide(WholeSide):
-    """Computes prompts, pushes what is computed, keeps the blocks until the other side has verified them."""
+    """Computes prompts, pushes computed KV, keeps the blocks until the other side has verified them."""
 
     def began(self, flight: Flight) -> None:
         decode = self._net.decoding[flight.decode]
         self._net.tell(decode.worker, partial(decode.ask, flight))
 
     def granted(self, flight: Flight) -> None:
-        """The ticket is here. It is read inside a step too, so that pushes overlap with computing."""
+        """Take the ticket. It is read inside a step too, so that pushes overlap with computing."""
         if flight.finished_s is not None:
-            return  # it ended with its first token, and the other side is being told
+            return  # it ended with its first token, and the notice to the other side is on its way
         flight.granted_s = self._net.events.now_s()
         self._push(flight, flight.granted_s)
         if flight.first_token_s is not None:
@@ -111,7 +111,7 @@ class PrefillSide(WholeSide):
             self._complete(flight)
 
     def verified(self, flight: Flight) -> None:
-        """The decode worker goes on with it."""
+        """Handle the verification: the decode worker goes on with it."""
         self._release(flight)
 
     def _push(self, flight: Flight, from_s: float) -> None:
@@ -140,7 +140,7 @@ class PrefillSide(WholeSide):
 
 
 class DecodeSide(WholeSide):
-    """Grants tickets in the order of asking, admits what has arrived, generates."""
+    """Grants tickets in the order of asking, admits arrived requests, generates."""
 
     def __init__(self, worker: VirtualWorker, net: Net) -> None:
         super().__init__(worker, net)
@@ -149,18 +149,18 @@ class DecodeSide(WholeSide):
         self._reserved: dict[str, Flight] = {}
 
     def ask(self, flight: Flight) -> None:
-        """A prefill worker has begun with the prompt and wants room for it here."""
+        """Handle a ticket request: a prefill worker has begun with the prompt and needs blocks here."""
         self._asked[flight.key] = flight
 
     def not_needed(self, flight: Flight) -> None:
-        """The answer ended with its first token."""
+        """Handle an answer that ended with its first token."""
         self._asked.pop(flight.key, None)
         if self._reserved.pop(flight.key, None) is not None and flight.holder is not None:
             self.worker.space.let_go(flight.holder)
         self.worker.flights.pop(flight.key, None)
 
     def before_step(self) -> None:
-        """As Granting.grant_due: freed blocks collect for the oldest that is within its peer's quota."""
+        """Grant as Granting.grant_due: freed blocks collect for the oldest that is within its peer's quota."""
         if not self._asked:
             return
         waiting = Counter(flight.prefill for flight in self._asked.values())
@@ -175,7 +175,7 @@ class DecodeSide(WholeSide):
             self._net.events.after(self._net.rpc_s, partial(self._net.prefilling[flight.prefill].granted, flight))
 
     def admit(self, flight: Flight) -> None:
-        """Every byte and the first token are here."""
+        """Admit it: every byte and the first token are here."""
         state, worker = self.worker.new_decoding(flight), self.worker
         assert flight.holder is not None
         worker.space.adopt(state, flight.holder, flight.tables)
@@ -208,7 +208,7 @@ class DecodeSide(WholeSide):
         return bool(victims) and self._reserve(flight)
 
     def _reserve(self, flight: Flight) -> bool:
-        """As decode_worker.reservation.reserve."""
+        """Reserve as decode_worker.reservation.reserve."""
         space, holder = self.worker.space, Holder(HoldKind.RESERVED, f"{flight.key}#1/1")
         room = space.reserve(holder, flight.hashes, self._needs(flight), self.worker.scheduler.running_sequences)
         if room is None:

@@ -1,4 +1,4 @@
-"""Wires between workers: what a worker sends goes out one after the other at its link's speed, and comes in so."""
+"""Wires between workers: a worker's transfers go out one after the other at its link's speed, and come in so."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Wires:
     def send(
         self, sender: WorkerId, receiver: WorkerId, size_bytes: float, *, from_s: float, last_s: float, parts: int = 1
     ) -> float:
-        """When the last byte is there. The bytes come into being in `parts`, the first of them at `from_s` and the last
-        one at `last_s`."""
+        """Return when the last byte is there. The bytes come into being in `parts`, the first of them at `from_s` and
+        the last one at `last_s`."""
         took_s = size_bytes / self.bytes_per_s
         out_s = self._out_free_s[sender] = max(self._out_free_s[sender], from_s) + took_s
         in_s = self._in_free_s[receiver] = max(self._in_free_s[receiver], from_s) + took_s

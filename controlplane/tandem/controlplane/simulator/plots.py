@@ -1,4 +1,4 @@
-"""Pictures of sweeps, by matplotlib without a display; the ending of the name says the kind (.svg, .png, .pdf)."""
+"""Plots of sweeps, by matplotlib without a display; the ending of the name gives the format (.svg, .png, .pdf)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tandem.core.errors import ConfigError
 
 
 def of_splits(rows: Sequence[SplitRow], title: str, path: Path) -> None:
-    """Goodput as bars, one a split, with the share that keeps its promises above each."""
+    """Plot goodput as bars, one a split, with the share that keeps its promises above each."""
     figure, (axis,) = _figure(1, 1, 1.2 * len(rows) + 2, 4)
     names = [str(row.split) for row in rows]
     bars = axis.bar(
@@ -24,7 +24,7 @@ def of_splits(rows: Sequence[SplitRow], title: str, path: Path) -> None:
 
 
 def of_map(points: Sequence[Point], title: str, path: Path) -> None:
-    """A field for each load and link: prompts upwards, answers to the right, coloured by what a split gains."""
+    """Plot a field for each load and link: prompts upwards, answers to the right, coloured by a split's gain."""
     loads = sorted({point.load for point in points})
     links = sorted({point.link_bytes_per_s for point in points})
     prompts, outputs = (

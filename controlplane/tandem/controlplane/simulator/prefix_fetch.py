@@ -27,7 +27,7 @@ from tandem.workercore import fetch_quota
 class _Fetch:
     flight: Flight
     hashes: list[BlockHash]
-    """Those that the request can use: its last token is always computed."""
+    """Hashes that the request can use: its last token is always computed."""
     sources: deque[Source]
     source: VirtualWorker
     blocks: tuple[BlockId, ...] = ()
@@ -51,7 +51,7 @@ class Fetches:
         self._held_blocks = 0
 
     def begin(self, flight: Flight) -> None:
-        """To be called from an action of the worker."""
+        """Begin a fetch. To be called from an action of the worker."""
         size = self._worker.space.block_tokens
         hashes = flight.hashes[: (flight.request.prompt_tokens - 1) // size]
         own = len(self._ledger.match(hashes))
@@ -67,7 +67,7 @@ class Fetches:
         self._net.tell(source, partial(self._asked, fetch))
 
     def _asked(self, fetch: _Fetch) -> None:
-        """At the source: pin what is there."""
+        """At the source: pin the blocks that are there."""
         ledger = fetch.source.space.ledgers[0]
         held = ledger.match(fetch.hashes)
         ledger.share(fetch.sender, held)

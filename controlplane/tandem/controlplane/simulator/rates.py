@@ -1,4 +1,4 @@
-"""A calibration as the planner's rates: what a cluster is told, and what it would measure."""
+"""A calibration as the planner's rates: those that a cluster is configured with, and those that it would measure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tandem.core.prefill_queue import PrefillSpeed, QueueRules
 
 
 def known(calibration: Calibration, queue: QueueRules) -> Rates:
-    """What settings and links say; how fast workers are, they measure."""
+    """Return the rates of settings and links; workers' speeds are measured."""
     return Rates(
         max_step_s=min(calibration.max_step_s, calibration.chunk_tokens * calibration.prefill_token_s),
         max_sequences=calibration.max_sequences,
@@ -22,7 +22,7 @@ def known(calibration: Calibration, queue: QueueRules) -> Rates:
 
 
 def calibrated(calibration: Calibration, queue: QueueRules) -> Rates:
-    """All of it."""
+    """Return all rates of the calibration."""
     token_s = calibration.prefill_token_s
     return replace(
         known(calibration, queue),
@@ -35,7 +35,7 @@ def calibrated(calibration: Calibration, queue: QueueRules) -> Rates:
 
 
 def calibration_of(rates: Rates, name: str) -> Calibration:
-    """The other way round, for rates by arithmetic (`planner.hardware`). What rates do not say stays the default."""
+    """Convert rates by arithmetic (`planner.hardware`) to a calibration. Values not in the rates stay the default."""
     return Calibration(
         name=name,
         prefill_step_s=rates.prefill_step_s,

@@ -33,7 +33,7 @@ class Load:
 
 
 class Report(NamedTuple):
-    """`is_repeated`: steps go on as they are, and every 100 ms a report says so."""
+    """`is_repeated`: steps go on as they are, with the same report every 100 ms."""
 
     sent_s: float
     load: Load
@@ -41,14 +41,14 @@ class Report(NamedTuple):
 
 
 class Reports:
-    """Reports by when they are sent. No event is made for them: who reads asks for the latest one of a moment."""
+    """Reports by when they are sent. No event is made for them: readers ask for the latest one of a moment."""
 
     def __init__(self, first: Load) -> None:
         self._sent: deque[Report] = deque([Report(-EVERY_S, first)])
 
     def turn(self, now_s: float, load: Callable[[], Load], *, is_stepping: bool, is_stretching: bool = False) -> None:
-        """A turn of the step loop ended. It reports if 100 ms have passed; if not, then later, unless one long step
-        keeps it from that: then the turn after the step does."""
+        """Handle the end of a turn of the step loop. It reports if 100 ms have passed; if not, then later, unless one
+        long step keeps it from that: then the turn after the step does."""
         sent = self._sent
         while len(sent) > 1 and sent[-1].sent_s > now_s:  # not yet sent, and something else came
             sent.pop()
@@ -59,7 +59,7 @@ class Reports:
             sent.append(Report(due_s, load(), is_stretching))
 
     def seen(self, sent_by_s: float) -> tuple[float, Load]:
-        """The latest that was sent up to that moment, and when. Moments must not go back."""
+        """Return the latest report sent up to that moment, and when. Moments must not go back."""
         sent = self._sent
         while len(sent) > 1 and sent[1].sent_s <= sent_by_s:
             sent.popleft()

@@ -1,9 +1,9 @@
-"""Workers that change their roles on virtual time, and the planner that wants them to.
+"""Workers that change their roles on virtual time, and the planner that decides on it.
 
     drain: routers send nothing new ──▶ all that went there has ended ──▶ `flip_s` ──▶ the other role, with its cache
 
-What decides is `cluster.planner`, told what a controller would be told: requests as they come and end, and what workers
-report. A drain waits for answers to end: no decode moves to another worker here.
+Decisions come from `cluster.planner`, with a controller's input: requests as they come and end, and workers' reports.
+A drain waits for answers to end: no decode moves to another worker here.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
 
 LOOK_S = 0.02
-"""How often somebody looks whether a worker is drained."""
+"""Interval of the checks for a drained worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flip:
-    """One that has ended: when it began to drain, was drained, and took work again."""
+    """A finished flip: when it began to drain, was drained, and took work again."""
 
     worker: WorkerId
     before: RoleName
@@ -60,7 +60,7 @@ class Steering:
 
     @property
     def split(self) -> Split:
-        """As it is wished for: who flips counts with its new role."""
+        """Return the desired split: a flipping worker counts with its new role."""
         roles = list(self._wished.values())
         return Split(roles.count(RoleName.PREFILL), roles.count(RoleName.DECODE), roles.count(RoleName.MIXED))
 
@@ -69,7 +69,7 @@ class Steering:
         return not self._flipping
 
     def go_to(self, wanted: Split) -> None:
-        """Flip as few workers as lead there, those with the least to do first. `wanted` has as many workers."""
+        """Flip as few workers as lead there, those with the least load first. `wanted` has as many workers."""
         while (current := self.split) != wanted:
             before = max(RoleName, key=lambda role: current.of(role) - wanted.of(role))
             after = min(RoleName, key=lambda role: current.of(role) - wanted.of(role))

@@ -1,4 +1,4 @@
-"""What is simulated: which cluster, under which policy and queue."""
+"""Setup of a simulation: the cluster, its policy and its queue."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tandem.router.routing.plan import Policy
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     """`queue`: the order of prompts at all workers. `is_fetching`: workers get prefixes from each other where that is
-    sooner than computing them. `admission`: by which rules the router keeps requests while workers have none to spare;
-    None = it sends all at once. Nobody is turned away. `routers` take the requests by turns; each knows its own
-    dispatches at once, the prompts that the others send 2 ms later, and their load by what workers report.
+    sooner than computing them. `admission`: rules by which the router queues requests while workers have no capacity;
+    None = it sends all at once. No request is rejected. `routers` take the requests by turns; each knows its own
+    dispatches at once, the prompts that the others send 2 ms later, and their load by the workers' reports.
 
-    `max_tokens` is what clients ask for at most: how long an answer gets is known to nobody before it ends. None = just
+    `max_tokens` is the most that clients ask for: the length of an answer is unknown before it ends. None = just
     as many as each answer has, for clients that know.
 
     `promises`: SLO classes; requests of a trace are of the class "". `planner`: by which rules workers change their

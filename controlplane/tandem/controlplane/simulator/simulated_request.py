@@ -1,4 +1,4 @@
-"""One request on its way through the simulated cluster, and what is remembered of it in the end."""
+"""One request on its way through the simulated cluster, and its final record."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Flight:
     computed_tokens: int = 0
     pushed_tokens: int = 0
     arrived_s: float = 0.0
-    """When the last byte that was sent so far is there."""
+    """When the last byte sent so far is there."""
     preemptions: int = 0
     holder: Holder | None = None
     """Of the reservation at the decode worker, with its blocks in `tables`."""
@@ -57,7 +57,7 @@ class Flight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What became of a request. `wait_s`: until its first chunk; `ttft_s` and `e2e_s` as the client sees them."""
+    """Final figures of a request. `wait_s`: until its first chunk; `ttft_s` and `e2e_s` as the client sees them."""
 
     arrival_s: float
     wait_s: float
@@ -80,7 +80,7 @@ class Record:
 
 
 def record(flight: Flight) -> Record:
-    """The record of a finished flight; RuntimeError if it has not finished."""
+    """Return the record of a finished flight; RuntimeError if it has not finished."""
     started_s, first_s, end_s = flight.started_s, flight.first_token_s, flight.finished_s
     if started_s is None or first_s is None or end_s is None:
         raise RuntimeError(f"request {flight.number} has not finished")
@@ -104,7 +104,7 @@ def record(flight: Flight) -> Record:
 
 @dataclass(slots=True, kw_only=True)
 class Work:
-    """What one worker did in a run."""
+    """Work done by one worker in a run."""
 
     worker: WorkerId
     role: str

@@ -1,4 +1,4 @@
-"""A router on virtual time: the real policy over the real block table; what it knows of load is as old as in a cluster.
+"""A router on virtual time: the real policy over the real block table; its knowledge of load is as old as in a cluster.
 
 It adds its own dispatches at once and learns of everything else through reports (every 100 ms) and block events.
 """
@@ -40,8 +40,8 @@ from tandem.statestore.index.speculation import Holder, Speculation
 INDEX_DELAY_S = 0.02
 """From the end of a step to a router's table: the host's batch, Redis, the router's read."""
 TOLD_S = 0.002
-"""From one router's dispatch to another router's knowing of it."""
-_INCARNATION = Incarnation(1)  # nobody starts anew here
+"""From one router's dispatch until another router knows of it."""
+_INCARNATION = Incarnation(1)  # no worker starts anew here
 _JUST_BEFORE_S = 1e-9
 _MAX_WAITING = 1 << 40
 
@@ -54,7 +54,7 @@ class _Facts:
 
 @dataclass(slots=True)
 class _Known:
-    """What a router knows of one worker: the last report, and what it has sent since."""
+    """A router's knowledge of one worker: the last report, and the requests sent since."""
 
     worker: VirtualWorker
     bit: int
@@ -66,13 +66,13 @@ class _Known:
     computing: ComputingShare = field(default_factory=ComputingShare)
     last_used: int = 0
     plain: Candidate | None = None
-    """As it was made last for a prompt of which nothing is held there, while `plain_of` stays as it was."""
+    """The last one made for a prompt with no block held there, while `plain_of` stays as it was."""
     plain_of: tuple[int, bool, int] = (0, False, 0)
     plain_load: Load | None = None
 
 
 class Front:
-    """One router over all workers; `others` are told what it sends where."""
+    """One router over all workers; `others` are notified of its dispatches."""
 
     others: Sequence[Front] = ()
 
@@ -86,7 +86,7 @@ class Front:
         self._ttft_s = min((one.ttft_s for one in setup.promises.values() if one.ttft_s), default=math.inf)
         self._uses = 0
         self._read_s = -math.inf
-        # A worker that does not say what its KV is, is never fetched from.
+        # A worker that does not report its KV layout is never fetched from.
         profile = KVProfile(fingerprint="simulated", identity=(), layout=setup.calibration.layout())
         self._profile = profile if setup.is_fetching else None
         for worker in workers:
@@ -97,7 +97,7 @@ class Front:
         self._admission = None if setup.admission is None else self._new_admission(setup.admission)
 
     def admit(self, request: TraceRequest, hashes: Sequence[BlockHash], go: Callable[[], None]) -> None:
-        """A request has come: `go` is called when it may be planned and sent off, at once or later."""
+        """Admit a request: `go` is called when it may be planned and sent off, at once or later."""
         if self._admission is None:
             go()
             return
@@ -114,7 +114,7 @@ class Front:
         )
 
     def job(self, request: TraceRequest) -> Job:
-        """What a router knows of a request that it has got now."""
+        """Return the router's knowledge of a request that it has received now."""
         max_tokens = request.output_tokens if self._setup.max_tokens is None else self._setup.max_tokens
         return Job(
             prompt_tokens=request.prompt_tokens,
@@ -128,7 +128,7 @@ class Front:
         )
 
     def plan(self, request: TraceRequest, hashes: Sequence[BlockHash], waiting: int | None = None) -> Plan:
-        """What the policy says of the candidates as this router sees them now."""
+        """Return the policy's plan for the candidates as this router sees them now."""
         held, expected = self._table.lookup(hashes), self._speculation.lookup(hashes)
         followers = self._popularity.followers(_shared(hashes, held, expected))
         job = dataclasses.replace(self.job(request), followers=followers)
@@ -143,7 +143,7 @@ class Front:
         return with_sources(self._setup.policy.plan(job, candidates), job, candidates)
 
     def sent(self, flight: Flight) -> None:
-        """A request goes out; the next plan counts it, and its blocks as held where they will be computed."""
+        """Record a dispatch; the next plan counts it, and its blocks as held where they will be computed."""
         plan = flight.plan
         if plan.prefill is not None:
             decode = self._use(flight.decode)
@@ -157,20 +157,20 @@ class Front:
         for other in self.others:
             self._events.after(TOLD_S, partial(other._expect, flight))
 
-    # ---- what arrives ----------------------------------------------------------------------------------------------
+    # ---- arrivals ----------------------------------------------------------------------------------------------------
 
     def published(self, worker: WorkerId, events: Sequence[BlockEvent]) -> None:
-        """A worker's block events; the table has them a little later."""
+        """Take in a worker's block events; the table has them a little later."""
         self._events.after(INDEX_DELAY_S, partial(self._learn, worker, events))
 
     def queued(self, flight: Flight, worker: WorkerId) -> None:
-        """The worker has it: what it reports from now on counts it."""
+        """Record that the worker has it: its reports count it from now on."""
         known = self._known[worker]
         self._read(known, self._events.now_s() - self._calibration.rpc_s - _JUST_BEFORE_S)
         known.outstanding.acknowledge(flight.key)
 
     def computed(self, flight: Flight) -> None:
-        """The first token came."""
+        """Handle the first token."""
         if self._known[flight.prefill].outstanding.compute(flight.key):
             self._settle(flight)
             if flight.decode != flight.prefill:
@@ -179,12 +179,12 @@ class Front:
                 self._events.after(TOLD_S, partial(other._settle, flight))
 
     def handed_over(self, flight: Flight) -> None:
-        """The decode worker's first token came: the prefill worker has nothing to do with it any more."""
+        """Handle the decode worker's first token: the prefill worker has no more work with it."""
         self._known[flight.prefill].outstanding.end(flight.key)
         self._known[flight.decode].outstanding.compute(flight.key)
 
     def finished(self, flight: Flight) -> None:
-        """The last token came."""
+        """Handle the last token."""
         for worker in (flight.prefill, flight.decode):
             self._known[worker].outstanding.end(flight.key)
         self._lengths.ended("", flight.request.output_tokens)
@@ -192,15 +192,15 @@ class Front:
     # ---- workers that change ---------------------------------------------------------------------------------------
 
     def drain(self, worker: WorkerId) -> None:
-        """Nothing new goes there."""
+        """Send nothing new there."""
         self._known[worker].facts = None
 
     def in_flight(self, worker: WorkerId) -> int:
-        """What went there and has not ended."""
+        """Return the number of requests sent there that have not ended."""
         return len(self._known[worker].outstanding)
 
     def join(self, worker: WorkerId) -> None:
-        """It takes work, in the role that it has now."""
+        """Let it take work, in the role that it has now."""
         known = self._known[worker]
         known.facts, known.plain = _Facts(known.worker.role_name, self._calibration.block_tokens), None
 
@@ -210,7 +210,7 @@ class Front:
     def _settle(self, flight: Flight) -> None:
         self._speculation.settle(flight.key, flight.prefill)
 
-    # ---- who waits here --------------------------------------------------------------------------------------------
+    # ---- queued requests ---------------------------------------------------------------------------------------------
 
     def _new_admission(self, rules: AdmissionSection) -> Admission:
         room = Room(rules, lambda: self._itl_s)
@@ -236,7 +236,7 @@ class Front:
                 self._pump_soon()
 
     def _alone(self, request: TraceRequest, hashes: Sequence[BlockHash], waiting: int) -> WorkerId | None:
-        """As router.flights.dispatch says it."""
+        """Return the best single worker, as router.flights.dispatch does."""
         if not has_choice(known.worker.role_name for known in self._known.values() if known.facts is not None):
             return None
         plan = self.plan(request, hashes, waiting)
@@ -247,10 +247,10 @@ class Front:
         cost = self.plan(request, hashes).cost
         return cost.compute_s if cost is not None else 0.0
 
-    # ---- what is known ---------------------------------------------------------------------------------------------
+    # ---- state -------------------------------------------------------------------------------------------------------
 
     def _candidate(self, known: _Known, job: Job, held: int, expected: int) -> Candidate:
-        """As router.workers.prefix and .table make them."""
+        """Make a candidate as router.workers.prefix and .table do."""
         now_s, worker, size = job.now_s, known.worker, self._calibration.block_tokens
         load, outstanding = known.load, known.outstanding
         is_stale = outstanding.is_stale(now_s)
@@ -286,7 +286,7 @@ class Front:
         return made
 
     def _read_all(self, now_s: float) -> None:
-        """What has come by now. Reports are on their way for `rpc_s`, so that a moment's are read once."""
+        """Take in all reports that have come by now. They take `rpc_s`, so that a moment's are read once."""
         if now_s == self._read_s and self._calibration.rpc_s:
             return
         self._read_s = now_s
@@ -345,6 +345,6 @@ def _refused(error: TandemError) -> None:
 
 
 def _shared(hashes: Sequence[BlockHash], held: Mapping[WorkerId, int], expected: Mapping[Holder, int]) -> bytes:
-    """The deepest block that any worker holds or is expected to, as router.workers.prefix finds it."""
+    """Return the deepest block that any worker holds or is expected to, as router.workers.prefix finds it."""
     deepest = max((*held.values(), *expected.values()), default=0)
     return hashes[deepest - 1] if deepest else b""

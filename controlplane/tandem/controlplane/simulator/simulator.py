@@ -1,4 +1,4 @@
-"""Plays a trace to a cluster on virtual time, and says what became of every request."""
+"""Plays a trace to a cluster on virtual time, and records the outcome of every request."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from tandem.engine.request import BlockEvent, RequestKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Of one run. `records` are in the order of arrival; `waiting` had no first token when the last one arrived.
-    `work` tells every worker's first role; `flips` and `decisions` are in the order of their ends."""
+    """Result of one run. `records` are in the order of arrival; `waiting` had no first token when the last one arrived.
+    `work` has every worker's first role; `flips` and `decisions` are in the order of their ends."""
 
     trace: Trace
     records: tuple[Record, ...]
@@ -161,7 +161,7 @@ class Laboratory:
             front.published(worker, events)
 
     def _front(self, number: int) -> Front:
-        """The router of this request."""
+        """Return the router of this request."""
         return self._fronts[number % len(self._fronts)]
 
     def _note_waiting(self) -> None:
@@ -171,7 +171,7 @@ class Laboratory:
         return len(self._finished) < len(self._trace.requests)
 
     def _take_role(self, worker: VirtualWorker, role: RoleName) -> None:
-        """From now on; it has nothing to do at this moment."""
+        """Change its role from now on; it has no work at this moment."""
         net, name = self._net, worker.worker
         worker.role_name = role
         net.prefilling.pop(name, None)

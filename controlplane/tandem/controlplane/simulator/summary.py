@@ -1,4 +1,4 @@
-"""What a run says in a few figures: hits, latencies, waits, how even the load was."""
+"""Summary of a run in a few figures: hits, latencies, waits, how even the load was."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tandem.core.config import SloSection
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Seconds, and shares from 0 to 1. `hit_rate`: prompt tokens that the worker which computed need not compute;
-    `predicted_rate`: what the router expected of that; `saved_rate`: prompt tokens that were not moved.
+    """Seconds, and shares from 0 to 1. `hit_rate`: prompt tokens that the computing worker need not compute;
+    `predicted_rate`: the router's forecast of that; `saved_rate`: prompt tokens that were not moved.
 
     `max_wait_s`: longest time from arrival to the first chunk. `imbalance`: busy seconds of the busiest worker that
     computes prompts over those of the least busy one; `spread`: over their mean. `waiting_share`: requests without a
@@ -43,7 +43,7 @@ class Figures:
 
 
 def figures(outcome: Outcome) -> Figures:
-    """Of one run, over all of its requests."""
+    """Return the figures of one run, over all of its requests."""
     records, span_s = outcome.records, max(outcome.ended_s, 1e-9)
     prompt_tokens = sum(r.prompt_tokens for r in records)
     ttft_s = sorted(r.ttft_s for r in records)
@@ -76,19 +76,19 @@ def figures(outcome: Outcome) -> Figures:
 
 
 def attained(records: Sequence[Record], promise: SloSection) -> float:
-    """The share of requests that keep both promises; 0 of a promise = nothing was promised."""
+    """Return the share of the requests that keep both promises; 0 of a promise = nothing was promised."""
     return sum(keeps(one, promise) for one in records) / len(records) if records else 0.0
 
 
 def keeps(one: Record, promise: SloSection) -> bool:
-    """Its first token came in time, and so did, on average, the others."""
+    """True if its first token came in time, and so did, on average, the others."""
     is_late = promise.ttft_s and one.ttft_s > promise.ttft_s
     is_slow = promise.itl_s and one.output_tokens > 1 and one.tpot_s > promise.itl_s
     return not (is_late or is_slow)
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Of sorted values, between neighbours where it falls between them."""
+    """Return a quantile of sorted values, interpolated between neighbours."""
     place = share * (len(ordered) - 1)
     low = int(place)
     high = min(low + 1, len(ordered) - 1)

@@ -1,4 +1,4 @@
-"""What many simulated clusters say together: goodput over P:D splits, and when not to disaggregate."""
+"""Sweeps over many simulated clusters: goodput over P:D splits, and when not to disaggregate."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WAYS = (Disaggregation.AUTO.value, Disaggregation.ALWAYS.value, Disaggregation.N
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitRow:
-    """One split under one load. Goodput: requests a second that keep what was promised."""
+    """One split under one load. Goodput: requests a second that keep their promises."""
 
     split: Split
     goodput_per_s: float
@@ -40,7 +40,7 @@ class SplitRow:
 class Point:
     """A place of the map, and the share of requests that keep their promises there, by way.
 
-    `load`: of what all workers could do at most. `by_way`: of every P:D split the best; `splits` says which, `by_split`
+    `load`: of the workers' maximum. `by_way`: of every P:D split the best; `splits` names them, `by_split`
     has them all.
     """
 
@@ -55,13 +55,13 @@ class Point:
 
     @property
     def nearness(self) -> float:
-        """What `auto` has of what the best of the other ways has; above 1: more."""
+        """Ratio of `auto` to the best of the other ways; above 1: `auto` is better."""
         best = max(share for way, share in self.by_way.items() if way != Disaggregation.AUTO.value)
         return self.by_way[Disaggregation.AUTO.value] / best if best else 1.0
 
     @property
     def gain(self) -> float:
-        """What the best split has more than all-mixed workers, as a share of all requests; below 0: do not."""
+        """Gain of the best split over all-mixed workers, as a share of all requests; below 0: do not disaggregate."""
         return self.by_way[Disaggregation.ALWAYS.value] - self.by_way[MIXED]
 
 
@@ -76,7 +76,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axes:
-    """What the map is over. Every point has `requests` requests on `workers` workers."""
+    """Axes of the map. Every point has `requests` requests on `workers` workers."""
 
     prompts: Sequence[int] = (256, 1024, 4096, 16384)
     outputs: Sequence[int] = (16, 64, 256, 1024)
@@ -88,7 +88,7 @@ class Axes:
 
 
 def setup(calibration: Calibration, split: Split, promise: SloSection, way: str) -> Setup:
-    """A cluster under the default policy. `way`: one of WAYS."""
+    """Return a cluster under the default policy. `way`: one of WAYS."""
     mode = Disaggregation.AUTO if way == MIXED else Disaggregation(way)
     return Setup(
         policy=create_policy(PolicyName.COST, mode), queue=QueueRules(), admission=AdmissionSection(),
@@ -104,7 +104,7 @@ def over_splits(
     promise: SloSection,
     progress: Progress = lambda done, of: None,
 ) -> list[SplitRow]:
-    """Every split of so many workers, and all of them mixed, under the same requests."""
+    """Return every split of so many workers, and all of them mixed, under the same requests."""
     splits = [*(Split(p, workers - p) for p in range(1, workers)), Split(0, 0, workers)]
     rows = []
     for number, split in enumerate(splits):
@@ -117,7 +117,7 @@ def over_splits(
 def when_to_disaggregate(
     calibration: Calibration, axes: Axes, promise: SloSection, progress: Progress = lambda done, of: None
 ) -> list[Point]:
-    """Every point of the map."""
+    """Return every point of the map."""
     every = places(axes)
     points = []
     for number, place in enumerate(every):
@@ -128,7 +128,7 @@ def when_to_disaggregate(
 
 
 def places(axes: Axes) -> list[Place]:
-    """All places of the map."""
+    """Return all places of the map."""
     every = itertools.product(axes.links_bytes_per_s, axes.loads, axes.prompts, axes.outputs)
     return [Place(*one) for one in every]
 
@@ -136,7 +136,7 @@ def places(axes: Axes) -> list[Place]:
 def point_at(
     place: Place, calibration: Calibration, axes: Axes, promise: SloSection, ways: Sequence[str] = WAYS
 ) -> Point:
-    """What every one of `ways` is worth there, on every split of the workers."""
+    """Return the value of every one of `ways` there, on every split of the workers."""
     calibration = dataclasses.replace(calibration, link_bytes_per_s=place.link_bytes_per_s)
     each = most_per_s(calibration, place.prompt_tokens, place.output_tokens, promise.itl_s)
     rate = place.load * axes.workers * each
@@ -159,7 +159,7 @@ def point_at(
 
 
 def most_per_s(calibration: Calibration, prompt_tokens: int, output_tokens: int, itl_s: float) -> float:
-    """Requests a second that a worker could serve if it never waited: prompts, and steps as full as `itl_s` allows."""
+    """Return requests a second of a worker that never waits: prompts, and steps as full as `itl_s` allows."""
     context = prompt_tokens + output_tokens / 2
     each_s = calibration.decode_sequence_s + calibration.decode_context_s * context
     room = calibration.kv_tokens / (prompt_tokens + output_tokens)

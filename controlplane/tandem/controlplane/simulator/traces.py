@@ -1,4 +1,4 @@
-"""Requests of the past: when they came, how long they and their answers were, which blocks of them were equal.
+"""Recorded requests: their arrival times, the lengths of prompts and answers, the blocks that they share.
 
 Reads Mooncake's JSON lines (timestamp in ms, input_length, output_length, hash_ids of blocks of 512 tokens) and Azure's
 CSV (TIMESTAMP, ContextTokens, GeneratedTokens; nothing is shared).
@@ -24,7 +24,7 @@ MOONCAKE_BLOCK_TOKENS = 512
 class TraceRequest:
     """`blocks` has one id for every `block_tokens` of the trace, the last may be partial: equal ids are equal prefixes.
 
-    Empty = nothing is shared with anybody.
+    Empty = nothing is shared with other requests.
     """
 
     arrival_s: float
@@ -43,7 +43,7 @@ class Trace:
 
     @property
     def span_s(self) -> float:
-        """From the first arrival to the last."""
+        """Seconds from the first arrival to the last."""
         return self.requests[-1].arrival_s if self.requests else 0.0
 
     @property
@@ -52,17 +52,17 @@ class Trace:
         return len(self.requests) / self.span_s if self.span_s else 0.0
 
     def scaled(self, factor: float) -> Trace:
-        """The same requests arriving `factor` times as fast."""
+        """Return the same requests arriving `factor` times as fast."""
         moved = tuple(dataclasses.replace(r, arrival_s=r.arrival_s / factor) for r in self.requests)
         return dataclasses.replace(self, requests=moved)
 
     def first(self, seconds: float) -> Trace:
-        """Only what arrives in the first `seconds`."""
+        """Return only the requests of the first `seconds`."""
         kept = tuple(r for r in self.requests if r.arrival_s < seconds)
         return dataclasses.replace(self, requests=kept)
 
     def followed_by(self, other: Trace) -> Trace:
-        """Then the other one, from the moment of the last arrival on. Nothing is shared between the two."""
+        """Append the other one, from the moment of the last arrival on. Nothing is shared between the two."""
         if other.block_tokens != self.block_tokens:
             raise ConfigError(
                 f"{self.name} has blocks of {self.block_tokens} tokens and {other.name} of {other.block_tokens}",
@@ -80,8 +80,8 @@ class Trace:
         )
 
     def shrunk(self, times: int) -> Trace:
-        """Prompts, answers and blocks a `times`-th as long (answers of two tokens at least), for clusters that could
-        not hold the whole. Who shares what with whom stays."""
+        """Return prompts, answers and blocks a `times`-th as long (answers of two tokens at least), for clusters that
+        could not hold the whole. Sharing stays the same."""
         if self.block_tokens % times:
             raise ConfigError(
                 f"blocks of {self.block_tokens} tokens cannot be shrunk {times} times", why="they must stay whole"
@@ -95,7 +95,7 @@ class Trace:
         return dataclasses.replace(self, requests=tuple(kept), block_tokens=self.block_tokens // times)
 
     def ideal_hit_rate(self) -> float:
-        """The share of prompt tokens in full blocks that some earlier request had: one cache, never full."""
+        """Return the share of prompt tokens in full blocks that some earlier request had: one cache, never full."""
         seen: set[int] = set()
         hits = tokens = 0
         for request in self.requests:
@@ -108,7 +108,8 @@ class Trace:
 
 
 def read(path: Path) -> Trace:
-    """A trace by its ending, `.jsonl` (Mooncake) or `.csv` (Azure). Raises ConfigError with what is wrong."""
+    """Read a trace by its ending, `.jsonl` (Mooncake) or `.csv` (Azure). Raises ConfigError that describes the
+    mistake."""
     readers = {".jsonl": _mooncake, ".csv": _azure}
     reader = readers.get(path.suffix)
     if reader is None:
@@ -160,7 +161,8 @@ class BlockNames:
         self._known: dict[int, list[BlockHash]] = {}
 
     def hashes(self, request: TraceRequest, number: int) -> list[BlockHash]:
-        """Hashes of the full blocks of the prompt. `number` makes those of a request that shares nothing unique."""
+        """Return hashes of the full blocks of the prompt. `number` makes those of a request that shares nothing
+        unique."""
         full = request.prompt_tokens // self._block_tokens
         if not request.blocks:
             return [_name(1, number, index) for index in range(full)]

@@ -1,9 +1,9 @@
-"""A worker on virtual time: the engine's own scheduler, block space and ledger; steps take what the calibration says.
+"""A worker on virtual time: the engine's own scheduler, block space and ledger; steps take the calibration's time.
 
     post ──▶ inbox ──between steps──▶ role ──▶ Scheduler.plan ──▶ step ──its end──▶ commit ──▶ inbox …
 
-While nothing but decodes runs and nobody waits, every step would be planned alike: such a *stretch* is one event. What
-is posted meanwhile cuts it at the end of the step that is in progress then.
+While nothing but decodes runs and no request waits, every step would be planned alike: such a *stretch* is one event.
+A post meanwhile cuts it at the end of the step that is in progress then.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SETTLED = 16  # so many equal measurements, and a moving average has their valu
 
 
 class WorkerRole(Protocol):
-    """What happens around steps; called between them, never inside."""
+    """Hooks around steps; called between them, never inside."""
 
     def before_step(self) -> None: ...
 
@@ -110,14 +110,14 @@ class VirtualWorker:
         self.scheduler.add(flight.state)
 
     def new_decoding(self, flight: Flight) -> RequestState:
-        """A request whose prompt and first token come from elsewhere; for `BlockSpace.adopt` and `add_running`."""
+        """Return a request with prompt and first token from elsewhere; for `BlockSpace.adopt` and `add_running`."""
         first = ChoiceState(choice=ChoiceIndex(0), tokens=(flight.number,))
         state = self._new_state(flight, RequestKind.FULL, (first,), flight.announced_s)
         state.cached_tokens = 0
         return state
 
     def load(self) -> Load:
-        """What a report says now."""
+        """Return the content of a report now."""
         load, ledger = self.scheduler.load(self._events.now_s()), self.space.ledgers[0]
         return Load(
             queued_requests=load.queued_requests,
@@ -137,7 +137,7 @@ class VirtualWorker:
     # ---- a turn ----------------------------------------------------------------------------------------------------
 
     def _turn(self) -> None:
-        """Everything between two steps, then the next step if there is anything to do."""
+        """Run everything between two steps, then the next step if there is anything to do."""
         self._is_turning = True
         while self._inbox:
             self._inbox.popleft()()
@@ -154,7 +154,7 @@ class VirtualWorker:
 
     def _plan(self) -> None:
         plan = self._planned()
-        if plan.preempted and not plan.items:  # what they had is there for somebody who waits
+        if plan.preempted and not plan.items:  # their blocks are there for a waiting request
             plan = self._planned()
         if plan.items:
             self._begin(plan)
@@ -198,7 +198,7 @@ class VirtualWorker:
                 self._schedule(step)
 
     def _stretch(self, plan: StepPlan) -> int:
-        """For how many steps the scheduler would plan the same decodes again, as far as is known now."""
+        """Return for how many steps the scheduler would plan the same decodes again, as far as is known now."""
         scheduler, items = self.scheduler, plan.items
         if plan.prefill_tokens or plan.preempted or len(items) != scheduler.running_sequences:
             return 1
@@ -216,7 +216,7 @@ class VirtualWorker:
         return max(1, count)
 
     def _step_s(self, plan: StepPlan, count: int) -> float:
-        """Seconds of each of `count` steps; contexts grow by a token a step, so the middle one stands for all.
+        """Return seconds of each of `count` steps; contexts grow by a token a step, so the middle one stands for all.
 
         As the sim engine's runner, every sequence of one token is a decode, all others are chunks."""
         decodes, context, chunks = 0, 0.0, []
@@ -235,7 +235,7 @@ class VirtualWorker:
         if step is None or generation != self._generation:
             return  # it was cut shorter
         self._step = None
-        self._is_turning = True  # what is posted from here on waits for the turn
+        self._is_turning = True  # posts from here on wait for the turn
         self._measure(step)
         for item in step.plan.items:
             if item.state.place is not Place.GONE:
@@ -243,7 +243,7 @@ class VirtualWorker:
         self._turn()
 
     def _commit(self, item: StepItem, step: _Step) -> None:
-        """What `Engine._commit` and `_settle` do with a request of one choice."""
+        """Do what `Engine._commit` and `_settle` do with a request of one choice."""
         state, sequence, more = item.state, item.sequence, step.count - 1
         if more and self.space.extend(state, sequence, item.end + more) is None:
             raise RuntimeError(f"worker {self.worker} has too few blocks for the stretch that it planned")
@@ -261,7 +261,7 @@ class VirtualWorker:
             self._settle(flight, state)
 
     def _settle(self, flight: Flight, state: RequestState) -> None:
-        """A request has a new token: park or end it."""
+        """Handle a request's new token: park or end it."""
         sequence = state.leader
         if len(sequence.outputs) >= state.request.sampling.max_tokens:
             sequence.finish = FinishReason.LENGTH
@@ -295,7 +295,8 @@ class VirtualWorker:
     def _new_state(
         self, flight: Flight, kind: RequestKind, outputs: tuple[ChoiceState, ...], arrival_s: float
     ) -> RequestState:
-        """As the engine makes one. The prompt's tokens are unknown and not looked at: its block hashes are given."""
+        """Make a state as the engine does. The prompt's tokens are unknown and not looked at: its block hashes are
+        given."""
         self._arrivals += 1
         request = EngineRequest(
             key=flight.key,

@@ -1,4 +1,4 @@
-"""Made-up traces for tests and questions that no real trace asks; seeded, so that everybody gets the same."""
+"""Made-up traces for tests and questions that no real trace asks; seeded, so that every run gets the same."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Conversations:
 
 
 def conversations(shape: Conversations, seed: int) -> Trace:
-    """See `Conversations`. The last ones are cut off where `requests` are reached."""
+    """Make the trace; see `Conversations`. The last ones are cut off where `requests` are reached."""
     dice, blocks = random.Random(seed), count(1)  # noqa: S311 - no secrets
     requests: list[TraceRequest] = []
     start_s = 0.0
