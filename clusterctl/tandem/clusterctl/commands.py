@@ -64,7 +64,7 @@ COMMANDS: Final[dict[str, Listed]] = {
 
 
 def command_app(*, help: str = "") -> typer.Typer:
-    """For a module in the table: with `help` for several commands (`clusterctl kv audit`), without it for one."""
+    """Return an app for the table: with `help` for several commands (`clusterctl kv audit`), without it for one."""
     app = typer.Typer(
         help=help or None,
         no_args_is_help=bool(help),
@@ -78,7 +78,7 @@ def command_app(*, help: str = "") -> typer.Typer:
 
 
 def examples(*lines: str) -> str:
-    """The end of a command's help: lines to copy."""
+    """Return the end of a command's help: lines to copy."""
     shown = "\n".join(f"  clusterctl {line}" for line in lines)
     return f"\b\nExamples:\n{shown}"
 

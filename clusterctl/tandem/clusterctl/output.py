@@ -75,7 +75,7 @@ def document(kind: str, found: Record) -> dict[str, Any]:
 
 
 def as_yaml(found: Record) -> str:
-    """YAML with the keys in their order."""
+    """Format as YAML with the keys in their order."""
     import yaml
 
     text: str = yaml.safe_dump(dict(found), sort_keys=False, allow_unicode=True)

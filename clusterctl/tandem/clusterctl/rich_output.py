@@ -20,7 +20,8 @@ def console() -> Console:
 
 
 def table(*columns: str, right: Collection[str] = (), fixed: Collection[str] = ()) -> Table:
-    """An empty table without lines; columns in `right` are flush right, those in `fixed` never broken into lines."""
+    """Return an empty table without lines; columns in `right` are flush right, those in `fixed` never broken into
+    lines."""
     made = _PlainTable(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     for column in columns:
         made.add_column(column, justify="right" if column in right else "left", no_wrap=column in fixed)

@@ -68,7 +68,8 @@ class ChildProcess:
         return not self._exited.done()
 
     async def lines(self) -> AsyncIterator[str]:
-        """Lines of standard output until it closes, each also appended to the log file. OSError: it cannot be read."""
+        """Yield lines of standard output until it closes, each also appended to the log file. OSError: it cannot be
+        read."""
         assert self._process.stdout is not None
         reader = asyncio.StreamReader(limit=_MAX_LINE_BYTES)
         protocol = asyncio.StreamReaderProtocol(reader)
@@ -131,7 +132,7 @@ class ChildProcess:
         return self._exited.result()
 
     def kill(self) -> None:
-        """SIGKILL to the child and everything it started in its group."""
+        """Send SIGKILL to the child and everything it started in its group."""
         if self.is_running:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)

@@ -55,7 +55,7 @@ class DesiredSource(Protocol):
         """Call `on_change` with the state as it is now and after every change, until cancelled."""
 
     async def save(self, state: DesiredState, expected_version: int) -> bool:
-        """Write it if that version stands there; False = it was changed concurrently. Raises TandemError."""
+        """Write it if the stored version is that one; False = it was changed concurrently. Raises TandemError."""
 
 
 class Following(Protocol):

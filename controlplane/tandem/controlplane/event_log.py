@@ -56,7 +56,7 @@ class EventLog:
                 await self._store_waiting()
 
     async def _store_waiting(self) -> None:
-        """One at a time, in order; an event leaves the queue after it was stored or could not be."""
+        """Store events one at a time, in order; an event leaves the queue after it was stored or could not be."""
         async with self._storing:
             while self._waiting:
                 happened = self._waiting[0]

@@ -1,6 +1,6 @@
 """Adopts the stored desired state at the start of a controller, or replaces it by the configured one.
 
-The record holds the operators' wishes, and outlives the process that carries it out. The configuration with which it
+The record holds the operators' changes, and outlives the process that carries it out. The configuration with which it
 was begun is kept beside it: while that is the same, a start is the next controller's and nothing more.
 """
 
@@ -35,7 +35,7 @@ async def begin(
     """Make sure that a desired state is stored. `desired(version)`: the configured one.
 
     The record stays, of its version and age, if it is as configured, or was begun with the same configuration; unless
-    the cluster was stopped by `down`, or `as_configured` is wished. Raises StartupError.
+    the cluster was stopped by `down`, or `as_configured` is set. Raises StartupError.
     """
     configured = desired(1)
     for _ in range(_TRIES):

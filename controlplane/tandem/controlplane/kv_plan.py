@@ -39,7 +39,7 @@ class KVPlan:
         return None if self.tokens is None or not self.max_model_len else self.tokens / self.max_model_len
 
     def words(self) -> str:
-        """Such as "about 512MiB of KV, 209,712 tokens, 51.2 full contexts"."""
+        """Format the plan, such as "about 512MiB of KV, 209,712 tokens, 51.2 full contexts"."""
         if self.memory_bytes is None or self.tokens is None or self.contexts is None:
             return "KV as there is room" if self.memory_bytes is None else f"{human_size(self.memory_bytes)} of KV"
         about = "about " if self.is_automatic else ""

@@ -81,9 +81,9 @@ class WorkerReady:
 
 @dataclass(frozen=True, slots=True)
 class WorkerExited:
-    """A worker is gone, with all its processes; `reason` is one line. `is_unplaced`: it never ran, for want of room.
-    `is_place_lost`: it did not end by itself but with its place, as with its machine. `is_for_good`: no worker comes
-    back under this id."""
+    """A worker is gone, with all its processes; `reason` is one line. `is_unplaced`: it never ran, for lack of
+    resources. `is_place_lost`: it did not end by itself but with its place, as with its machine. `is_for_good`: no
+    worker comes back under this id."""
 
     worker_id: WorkerId
     reason: str

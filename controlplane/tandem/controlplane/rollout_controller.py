@@ -20,7 +20,7 @@ DEATHS_THAT_COUNT = 3
 """A worker of a new revision that was ready and died so often stops the rollout."""
 _CAN_STAY = (Life.READY, Life.DRAINING, Life.DRAINED)
 Save = Callable[[DesiredState, int], Awaitable[bool]]
-"""Writes a state if that version stands there; False = it was changed concurrently."""
+"""Writes a state if the stored version is that one; False = it was changed concurrently."""
 
 
 class Rolling:

@@ -94,8 +94,8 @@ class Answer:
         }  # fmt: skip
 
     def _took_s(self) -> float:
-        """Seconds from the first token to the last: by the server's clock if it reports them, for here they may be read
-        at once."""
+        """Return seconds from the first token to the last: by the server's clock if it reports them, as chunks may be
+        read at once here."""
         first_s, done_s = (self.timing or {}).get("first_token_s"), (self.timing or {}).get("done_s")
         return self.last_s - self.first_s if first_s is None or done_s is None else done_s - first_s
 
@@ -182,7 +182,8 @@ def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
 
 
 def _read(lines: Iterable[str], answer: Answer, on_text: OnText) -> None:
-    """Server-sent events, until the last one. Raises the error that a server sends, UnavailableError for no events."""
+    """Read server-sent events, until the last one. Raises the error that a server sends, UnavailableError for no
+    events."""
     for line in lines:
         if line.startswith(_TIMING):
             answer.timing = _json(line.removeprefix(_TIMING))
@@ -236,7 +237,7 @@ def _refusal(response: httpx.Response) -> TandemError:
 
 
 def _error(code: str, status: int, message: str) -> TandemError:
-    """By the code where it is one of ours, else by the status."""
+    """Return the error for the code if it is one of ours, else for the status."""
     message = " ".join(message.split())
     if code in STATUS:
         kind = type(from_code(code, ""))

@@ -82,7 +82,8 @@ def chat(
 
 
 def _question(prompt: str, output: Output) -> str | None:
-    """The question of a single answer; None = a conversation on a terminal. Raises ConfigError without either."""
+    """Return the question of a single answer; None = a conversation on a terminal. Raises ConfigError without
+    either."""
     has_terminal = sys.stdin is not None and sys.stdin.isatty()
     if prompt == "-" or (not prompt and not has_terminal):
         try:

@@ -67,7 +67,7 @@ class Talk:
                 note(f"cannot use {error.filename or 'that'}: {error.strerror or error}.")
 
     def _follow(self, line: str) -> None:
-        """A command, or a question."""
+        """Handle a command, or a question."""
         if not line.strip():
             return
         if not line.startswith("/") or line.startswith("//"):
@@ -110,7 +110,7 @@ class Talk:
 
 
 def _read_lines() -> str:
-    """One input of the user, of one line or more; EOFError and KeyboardInterrupt for Ctrl-D and Ctrl-C."""
+    """Read one input of the user, of one line or more; EOFError and KeyboardInterrupt for Ctrl-D and Ctrl-C."""
     lines = [input(PROMPT)]
     while lines[-1].endswith("\\"):
         lines[-1] = lines[-1][:-1]

@@ -55,7 +55,7 @@ class ClusterChecks:
             yield ok("cluster", f"{status.get('cluster')} serves")
 
     def versions(self) -> Iterator[Finding]:
-        """Answers of one release may differ from those of another, and workers of two pair only if KV fits."""
+        """Compare versions: answers of two releases may differ, and workers of two pair only if KV fits."""
         status = self._known()
         found: dict[str, list[str]] = {}
         found.setdefault(version(), []).append("this program")

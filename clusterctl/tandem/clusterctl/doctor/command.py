@@ -65,7 +65,7 @@ def doctor(
 
 
 def examine(where: Where, config: Path | None = None, redis_url: str = "") -> Iterator[Finding]:
-    """Every finding, check by check."""
+    """Yield every finding, check by check."""
     environment, state = Environment.read(), find_state(where.name, where.state_dir)
     installation = Installation(state=state, variables=environment.variables, file=config)
     parts = (

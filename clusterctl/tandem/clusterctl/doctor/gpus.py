@@ -108,7 +108,8 @@ class Gpus:
 
 
 def matching(wanted: str, interfaces: Sequence[str]) -> list[str]:
-    """Those that NCCL_SOCKET_IFNAME leaves: names begin with one of a list, `=` they are one of it, `^` none of it."""
+    """Return the interfaces that NCCL_SOCKET_IFNAME leaves: names begin with one of a list, `=` they are one of it, `^`
+    none of it."""
     is_without = wanted.startswith("^")
     rest = wanted[is_without:]
     is_exact = rest.startswith("=")

@@ -119,7 +119,7 @@ def _check_class(wish: KeyWish, found: Record) -> None:
 
 
 def _revoked(name: str, found: Record) -> list[Deed]:
-    """Nothing if it is revoked already; NotFoundError if it never was there."""
+    """Return the change, none if it is revoked already; NotFoundError if it never was there."""
     row = next((row for row in found["keys"] if row["id"] == name), None)
     if row is not None:
         detail = ", ".join([f"tenant {row['tenant']}", *row["scopes"], *([row["name"]] if row["name"] else [])])
@@ -138,7 +138,7 @@ def _already(name: str) -> str:
 
 
 def lifetime_s(text: str) -> int:
-    """Seconds of `never` (0), `30d`, `12h`, `45m`, `90s`; ConfigError if it is none of them."""
+    """Return seconds of `never` (0), `30d`, `12h`, `45m`, `90s`; ConfigError if it is none of them."""
     if text == "never":
         return 0
     seconds = duration_s(text)

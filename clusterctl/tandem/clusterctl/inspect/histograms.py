@@ -13,7 +13,7 @@ _LE = re.compile(r'(?:^|,)le="([^"]+)"')
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """`totals`: the sum of every metric over its labels. `buckets`: how many were at most so long, by metric."""
+    """`totals`: the sum of every metric over its labels. `buckets`: cumulative counts by upper bound, by metric."""
 
     totals: Mapping[str, float]
     buckets: Mapping[str, Mapping[float, float]]

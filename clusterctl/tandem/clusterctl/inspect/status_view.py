@@ -32,7 +32,7 @@ def show_wide(status: Record, console: Console) -> None:
 
 
 def pools(status: Record) -> Table:
-    """A row for every model and role."""
+    """Return a row for every model and role."""
     found: list[Record] = status.get("pools") or []
     has_models = len({pool["model"] for pool in found}) > 1
     is_wished = any("wanted" in pool for pool in found)
@@ -176,7 +176,7 @@ def _kv(workers: list[Record]) -> Table:
 
 
 def _wire_codec(worker: Record) -> str:
-    """Such as "int8 below 125 MB/s"."""
+    """Format a wire codec, such as "int8 below 125 MB/s"."""
     if not worker.get("wire_codec"):
         return "–"
     below = float(worker.get("wire_codec_below_bytes_per_s") or 0.0)

@@ -47,7 +47,7 @@ def release_lines(holds: Iterable[Record]) -> list[str]:
 
 
 def ranges(blocks: Iterable[int]) -> str:
-    """Sorted block ids as "3–7, 9"."""
+    """Format sorted block ids as "3–7, 9"."""
     runs: list[list[int]] = []
     for block in sorted(blocks):
         if runs and block == runs[-1][-1] + 1:

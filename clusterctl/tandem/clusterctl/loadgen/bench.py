@@ -46,7 +46,7 @@ def bench(
 
 
 def lengths(flag: str, text: str) -> list[int]:
-    """Of `32,64`; ConfigError if these are no lengths."""
+    """Parse `32,64`; ConfigError if these are no lengths."""
     try:
         found = [int(part) for part in text.split(",")]
     except ValueError:

@@ -52,7 +52,7 @@ class Answer:
 
     @property
     def gaps_s(self) -> list[float]:
-        """Inter-token latencies after the second token."""
+        """Return inter-token latencies after the second token."""
         return [b - a for a, b in zip(self.token_s[1:], self.token_s[2:], strict=False)]
 
 
@@ -70,7 +70,7 @@ class Target:
 
     @classmethod
     def of(cls, url: str, path: str = COMPLETIONS, *, is_strict: bool = False) -> Target:
-        """Of an API's URL, with or without /v1; ConfigError if it is none."""
+        """Parse an API's URL, with or without /v1; ConfigError if it is none."""
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port

@@ -11,7 +11,7 @@ from tandem.controlplane.simulator.traces import Trace
 
 
 def save(path: Path, title: str, trace: Trace, answers: Sequence[Answer], slo: Slo) -> None:
-    """Three pictures side by side; raises OSError."""
+    """Save three plots side by side; raises OSError."""
     from matplotlib.figure import Figure  # draws into files and needs no display
 
     good = [

@@ -35,7 +35,7 @@ class Slo:
 
 
 def tpot_s(answer: Answer) -> float | None:
-    """Seconds for a token after the first, on average; None of an answer of one."""
+    """Return the mean seconds for a token after the first; None for an answer of one."""
     if len(answer.token_s) < 2:
         return None
     return (answer.token_s[-1] - answer.token_s[0]) / (len(answer.token_s) - 1)
@@ -78,7 +78,7 @@ def report(trace: Trace, answers: Sequence[Answer], slo: Slo) -> dict[str, Any]:
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float] | None:
-    """Mean, PERCENTILES and maximum; None of nothing."""
+    """Return mean, PERCENTILES and maximum; None without values."""
     if not seconds:
         return None
     cuts = statistics.quantiles(seconds, n=100, method="inclusive") if len(seconds) > 1 else [seconds[0]] * 99
@@ -100,7 +100,7 @@ def _by_prompt(trace: Trace, answers: Sequence[Answer]) -> list[dict[str, Any]]:
 
 
 def _errors(answers: Sequence[Answer]) -> list[dict[str, Any]]:
-    """The ten most frequent, shortened."""
+    """Return the ten most frequent, shortened."""
     counts = Counter(
         (answer.error or "no token came")[:200] for answer in answers if answer.error or not answer.token_s
     )

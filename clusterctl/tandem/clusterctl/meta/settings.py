@@ -72,7 +72,7 @@ def changed(found: Mapping[str, Any]) -> list[str]:
 
 
 def plain(value: Any) -> Any:
-    """As JSON has it."""
+    """Convert to a plain JSON value."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, tuple):
@@ -98,7 +98,7 @@ def _values(record: Any, place: str) -> Iterator[tuple[str, Any]]:
 
 
 def _fields(kind: Any, place: str) -> Iterator[tuple[str, Any, Any]]:
-    """(key, type with its bounds, default) of every field, and of those in the records inside it."""
+    """Yield (key, type with its bounds, default) of every field, nested ones included."""
     types = typing.get_type_hints(kind, include_extras=True)
     empty = kind()
     for field in dataclasses.fields(kind):
@@ -117,7 +117,7 @@ def _fields(kind: Any, place: str) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _type_text(kind: Any) -> str:
-    """Such as "integer" or "list of text"."""
+    """Return the name of a type, such as "integer" or "list of text"."""
     if typing.get_origin(kind) is typing.Annotated:
         kind = typing.get_args(kind)[0]
     if typing.get_origin(kind) in (typing.Union, UnionType):
@@ -151,14 +151,15 @@ def _texts() -> dict[tuple[str, str], str]:
 
 
 def _sections_of(title: str) -> list[str]:
-    """Such as ["prefill", "decode", "mixed"] of "`[prefill]`, `[decode]`, `[mixed]`"."""
+    """Return the sections of a title, such as ["prefill", "decode", "mixed"] of "`[prefill]`, `[decode]`,
+    `[mixed]`"."""
     if title == "Top level":
         return [""]
     return [name.strip("[]") for name in re.findall(r"`(\[+[^`]+\]+)`", title) if name != "[[models]]"]
 
 
 def _page() -> str:
-    """docs/configuration.md of a checkout, or the copy in an installed wheel; "" where there is neither."""
+    """Return docs/configuration.md of a checkout, or the copy in an installed wheel; "" where there is neither."""
     checkout = Path(__file__).resolve().parents[4] / "docs" / "configuration.md"
     places = [checkout] if (checkout.parents[1] / "pyproject.toml").is_file() else []
     namespace = importlib.util.find_spec("tandem")

@@ -112,7 +112,7 @@ def paused(row: Record) -> ConflictError:
 
 
 def in_a_line(row: Record) -> str:
-    """Such as "tiny to r12ab: prefill 1 of 2, decode 0 of 2"."""
+    """Format a row, such as "tiny to r12ab: prefill 1 of 2, decode 0 of 2"."""
     parts = [f"{pool['pool']} {pool['ready']} of {pool['wanted']}" for pool in row["pools"] if pool["wanted"]]
     return f"{row['model']} to {row['revision']}: {', '.join(parts)}"
 

@@ -1,4 +1,4 @@
-"""`clusterctl plan --live`: the observations, wishes and pending decisions of a running cluster's planner."""
+"""`clusterctl plan --live`: the observations, target split and pending decisions of a running cluster's planner."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""How many nodes each group of a RayCluster should have, and which may go: pure functions of the observed state.
+"""Computes the node count of each group of a RayCluster, and the nodes that may go. Pure.
 
-Workers count where they are, for Ray places them by room and not by group, and a flip moves none. Growing follows
-the desired state. Shrinking follows the observed one: a node may go when it has been empty for a while, and is named
-then, for KubeRay takes any node if none is named.
+Workers count where they are, for Ray places them by free resources and not by group, and a flip moves none. Growing
+follows the desired state. Shrinking follows the observed one: a node may go when it has been empty for a while, and is
+named then, for KubeRay takes any node if none is named.
 """
 
 from __future__ import annotations

@@ -67,8 +67,8 @@ class KubernetesLauncher:
         return [self._noted(pod) for pod in self._pods.values()]
 
     def replicas(self, version: int) -> Mapping[str, int]:
-        """By pool of the chart: the replicas of its Deployment, where they were read after the last change of its pods
-        and of the record, with the pods as they are known."""
+        """Return by pool of the chart the replicas of its Deployment, where they were read after the last change of its
+        pods and of the record, with the pods as they are known."""
         return {pool: count for pool, (known, count) in self._replicas.items() if known == version}
 
     @property

@@ -1,4 +1,4 @@
-"""Updates the record from the pods, before a controller looks at their workers."""
+"""Updates the record from the pods, before a controller polls their workers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
 
 Save = Callable[[DesiredState, int], Awaitable[bool]]
-"""Writes a state if that version stands there; False = it was changed concurrently."""
+"""Writes a state if the stored version is that one; False = it was changed concurrently."""
 
 
 class PodFollowing:

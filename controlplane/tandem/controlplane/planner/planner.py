@@ -20,7 +20,7 @@ class Planner:
 
     It flips before it scales, and never plans more workers than the budget or a split that cannot serve. Where there
     are more already and it may not scale, it advises to stop some, and does nothing else. A split that it did not ask
-    for is another writer's wish, and is left alone for the cool-down.
+    for comes from another writer, and is left alone for the cool-down.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -37,7 +37,7 @@ class Planner:
         self.forget_wishes()
 
     def forget_wishes(self) -> None:
-        """Forget the wishes so far: the time in between was not observed."""
+        """Forget the pending changes: the time in between was not observed."""
         self._wish, self._spare = _Wish(), _Wish()
 
     def decide(self, observation: Observation, now_s: float) -> Decision:

@@ -115,7 +115,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The planner's wish, with its reason. `wanted` is `current` where all stays; `is_due`: no rule delays it any more;
+    """The planner's target and reason. `wanted` is `current` where all stays; `is_due`: no rule delays it any more;
     `is_to_act`: carry it out now; `is_advice`: that is for others, in every mode. `waits_s`: so long nothing is due,
     after the last change.
 

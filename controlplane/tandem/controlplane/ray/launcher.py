@@ -54,7 +54,7 @@ def check_installed() -> None:
 
 @dataclass(slots=True)
 class _Worker:
-    """One worker that was ordered. `heard`: how many of its reports have come; `grace_s`: that it has to end; `node`:
+    """One worker that was ordered. `heard`: number of its reports so far; `grace_s`: set once it has to end; `node`:
     the address where it got a place, "" = unknown."""
 
     running: RunningWorker

@@ -78,7 +78,7 @@ class Runner:
         """Return reports from number `after` on, as JSON lines; waits up to `wait_s` for the first of them.
 
         {"progress": …}, {"ready": …}, and at last {"exited": reason}, when all its processes are gone. With
-        "is_unplaced": true it never began, for want of room.
+        "is_unplaced": true it never began, for lack of resources.
         """
         with self._changed:
             self._heard_s = self._now_s()

@@ -94,7 +94,7 @@ class Fetches:
         self._net.tell(fetch.source, partial(self._push, fetch, hashes[hits:]))
 
     def _push(self, fetch: _Fetch, hashes: list[BlockHash]) -> None:
-        """At the source: all at once."""
+        """At the source: push all blocks at once."""
         now_s = self._net.events.now_s()
         size_bytes = len(hashes) * self._worker.calibration.block_bytes
         there_s = self._net.wires.send(fetch.source.worker, self._worker.worker, size_bytes, from_s=now_s, last_s=now_s)

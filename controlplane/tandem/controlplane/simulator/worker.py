@@ -295,7 +295,7 @@ class VirtualWorker:
     def _new_state(
         self, flight: Flight, kind: RequestKind, outputs: tuple[ChoiceState, ...], arrival_s: float
     ) -> RequestState:
-        """Make a state as the engine does. The prompt's tokens are unknown and not looked at: its block hashes are
+        """Make a state as the engine does. The prompt's tokens are unknown and not needed: its block hashes are
         given."""
         self._arrivals += 1
         request = EngineRequest(

@@ -65,7 +65,7 @@ def _conversation(
 def shared_prompt(
     *, requests: int, rate: float, shared_tokens: int, own_tokens: int, output_tokens: int, seed: int
 ) -> Trace:
-    """Poisson arrivals; every prompt begins with the same system prompt and goes on with about `own_tokens` of its own.
+    """Make a trace of Poisson arrivals: a common system prompt, then about `own_tokens` tokens of each prompt's own.
 
     Lengths are exponential, so that requests differ in work.
     """
@@ -83,7 +83,8 @@ def shared_prompt(
 
 
 def varied(*, requests: int, rate: float, prompt_tokens: int, output_tokens: int, seed: int) -> Trace:
-    """Poisson arrivals; nothing is shared. Lengths are log-normal with these means, half to twice them as a rule."""
+    """Make a trace of Poisson arrivals; nothing is shared. Lengths are log-normal with these means, usually half to
+    twice them."""
     dice = random.Random(seed)  # noqa: S311 - no secrets
     made, at_s = [], 0.0
     for _ in range(requests):
