@@ -165,7 +165,7 @@ class RunningCluster:
                     await events.flush()
 
     def _sizing(self, launcher: Launcher, store: DesiredStateStore, steering: RegisteredSteering) -> list[Run]:
-        """Return the task that resizes the RayCluster to the needed size, where there is one that is ours to resize."""
+        """Return the tasks that keep the RayCluster at the needed size, if there is one that is ours to resize."""
         section = self._resolved.config.ray.raycluster
         if not section.name or not isinstance(launcher, RayLauncher):
             return []

@@ -20,8 +20,7 @@ _MAX_WAITING = 256
 
 
 class EventLog:
-    """An EventSink. Recording never waits: `run` stores in the background; on overflow the oldest waiting events go
-    first."""
+    """An EventSink. Recording never waits: `run` stores in the background; on overflow the oldest events go first."""
 
     def __init__(
         self,

@@ -1,5 +1,4 @@
-"""Map from each flag of `up` to its setting, and the name of a setting in messages: its flag, or its place in the
-file."""
+"""Map from each flag of `up` to its setting; in messages a setting is named by its flag, or its place in the file."""
 
 from __future__ import annotations
 

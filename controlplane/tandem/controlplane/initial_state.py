@@ -1,6 +1,6 @@
 """Adopts the stored desired state at the start of a controller, or replaces it by the configured one.
 
-The record holds the operators' changes, and outlives the process that carries it out. The configuration with which it
+The record holds what operators asked for, and outlives the process that carries it out. The configuration with which it
 was begun is kept beside it: while that is the same, a start is the next controller's and nothing more.
 """
 

@@ -1,5 +1,4 @@
-"""Runs the planner in a live cluster: reads its routers' reports, advises changes with reasons, and in `act` makes
-them.
+"""Runs the planner in a live cluster: reads routers' reports, advises changes with reasons, in `act` makes them.
 
 State that has to outlive this process is in the store: the age of the desired state, by any writer, is the elapsed
 cool-down, and events hold the advice given already. It changes the desired state as an operator does: only onto the

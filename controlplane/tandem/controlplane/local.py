@@ -80,7 +80,7 @@ class LocalLauncher:
             self._start(spec, gpus)
 
     def _note_placing(self, spec: WorkerSpec, gpus: tuple[str, ...], placing: asyncio.Task[None]) -> None:
-        """Forget its GPUs: they are free again, or are not to be waited for."""
+        """Start the worker once its GPUs are free; report its exit if the wait ended otherwise."""
         del self._placings[spec.worker_id]
         error = None if placing.cancelled() else placing.exception()
         if placing.cancelled():
@@ -93,7 +93,7 @@ class LocalLauncher:
             self._start(spec, gpus)
 
     async def _await_gpus(self, worker_id: WorkerId, gpus: tuple[str, ...]) -> None:
-        """Wait for free GPUs; HeldGpuError where a program goes on holding them. A GPU shared with another worker of
+        """Wait for free GPUs; HeldGpuError where a program goes on holding them. A GPU used by another worker of
         ours is shared on purpose, and the amount free on it means nothing."""
         patience = gpu_memory.Patience(self._gpu_wait_s)
         while True:

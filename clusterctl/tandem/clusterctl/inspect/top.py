@@ -88,7 +88,7 @@ def _picture(scene: Scene, console: Console, every_s: float) -> None:
 
 
 def _stream(scene: Scene, output: Output, every_s: float) -> None:
-    """Yield one document after the other, the first at once. UnavailableError if the router does not answer for a
+    """Print one document after the other, the first at once. UnavailableError if the router does not answer for a
     while."""
     output.stream("Top", scene.look(), as_text)
     heard_s = time.monotonic()

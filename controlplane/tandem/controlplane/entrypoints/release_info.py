@@ -19,7 +19,7 @@ class Site:
     """The release: the API, the folder of the account that may ask it, and which pods are its workers'.
 
     `deployments`: prefix of the names of all pools' Deployments; `pools`: (name, role) of each pool of the chart;
-    `autoscaled`: the names of those scaled by another controller.
+    `autoscaled`: the names of those scaled from outside.
     """
 
     url: str

@@ -2,8 +2,8 @@
 
 A member is one of two things. It is named like a pod: that pod is its worker. Or it is a vacancy, named like any new
 worker (`decode-3`): a pod is still to come, from the Deployment of that name's pool. A pod that is registered fills a
-vacancy, or is added when another controller scaled up. A member that lost its pod becomes a vacancy, as another pod
-comes in its place, or is removed when another controller scaled down.
+vacancy, or is added when the scale was raised from outside. A member that lost its pod becomes a vacancy, as another
+pod comes in its place, or is removed when the scale was lowered from outside.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tandem.core.lifecycle import RoleName
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Home:
-    """A pool of the chart: the Deployment that makes pods of `role`, with `ranks` each. `is_scaled_here` False: an
+    """A pool of the chart: the Deployment of pods that start in `role`, with `ranks` each. `is_scaled_here` False: an
     autoscaler owns its scale, and the record only follows."""
 
     pool: str

@@ -1,8 +1,8 @@
 """A launcher for workers that Kubernetes starts: reports the pods, and makes the cluster fit the record.
 
-It starts and ends no pod by name. More pods come when a Deployment's scale is raised; one that is to leave is marked
-as the cheapest to lose, then the scale is lowered. Each step is derived from the state observed then, never from past
-actions: it may be repeated, by this controller or the next one.
+It starts no pod by name and ends none itself. More pods come when a Deployment's scale is raised;
+one that is to leave is marked as the cheapest to lose, then the scale is lowered. Each step is derived from the state
+observed then, never from past actions: it may be repeated, by this controller or the next one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tandem.core.logs import event
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S: Final = 1.0
-"""Everything is compared with the wishes after every change, and at least so often."""
+"""The pods are compared with the record after every change, and at least so often."""
 _RELIST_S: Final = 0.2
 _TAKEN: Final = 1024
 """Number of victims that are remembered, the latest."""
@@ -281,7 +281,7 @@ class KubernetesLauncher:
         victims = sum(pod.is_victim for pod in here)
         if victims:
             if self._wanted.missing.get(home.pool):
-                return replicas  # a scale that is lowered now would be taken for another controller's wish
+                return replicas  # a scale that is lowered now would be taken for one lowered from outside
             return min(replicas, max(len(here) - victims, replicas - victims))
         vacancies = self._wanted.vacancies.get(home.pool, 0)
         new = sum(not self._noted(pod).was_member(self._wanted.version) for pod in here)

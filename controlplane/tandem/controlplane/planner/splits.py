@@ -12,7 +12,7 @@ ALL_UP_TO = 16
 
 
 def of_total(total: int, near: Split, *, is_mixed_allowed: bool = False) -> list[Split]:
-    """Return splits of `total` workers that can serve, by their number of prefill workers, starting near `near`.
+    """Return splits of `total` workers near `near` that can serve, by their number of prefill workers.
 
     Mixed workers stay as they are, unless all are mixed or, with `is_mixed_allowed`, might be: then all mixed, and
     none, are considered too. The split `near` itself is among them if it has so many workers.
