@@ -98,7 +98,7 @@ class Installation:
             )
 
     def _has_token(self) -> bool:
-        """Look for a token where the hub's own library does."""
+        """True if there is a token where the hub's own library looks."""
         if any(self.variables.get(name) for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")):
             return True
         home = Path(self.variables.get("HOME", "~")).expanduser()

@@ -176,7 +176,7 @@ class KubernetesApi:
         media: str = _MERGE,
         patience: httpx.Timeout | None = None,
     ) -> AsyncIterator[httpx.Response]:
-        """Return a good response; its body is still to be read."""
+        """Yield a good response; its body is still to be read."""
         kind = {"Content-Type": media} if content is not None else {}
         headers = {"Authorization": f"Bearer {self._token()}", **kind}
         request = self._client.build_request(
