@@ -1,4 +1,4 @@
-"""Tickets' memory at the receiver: which blocks were matched, which were allocated, and the way back."""
+"""Block reservations for granted tickets: matched blocks, allocated blocks, and their release."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tandem.workercore.requests import Tracked
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completed:
-    """What the prefill worker said when it was through. `sampled_s` is by its clock, `received_s` by ours."""
+    """The prefill worker's `complete` message. `sampled_s` is by its clock, `received_s` by ours."""
 
     choices: tuple[ChoiceState, ...]
     received_s: float
@@ -29,8 +29,8 @@ class Completed:
 
 @dataclass(slots=True, kw_only=True)
 class Reservation:
-    """Held from the ticket's issue until the request is admitted, or fenced and released. Ready with both halves: the
-    sequence state, and every verified byte."""
+    """Held from the ticket's issue until the request is admitted, or fenced and released. Ready when the sequence state
+    and every verified byte have arrived."""
 
     tracked: Tracked
     ticket: Ticket
@@ -52,17 +52,17 @@ class Reservation:
 
     @property
     def skipped_blocks(self) -> int:
-        """Found in the prefix cache, over all groups."""
+        """Blocks found in the prefix cache, over all groups."""
         return sum(group.skip - left for group, left in zip(self.ticket.groups, self.lefts, strict=True))
 
     @property
     def received_blocks(self) -> int:
-        """To come from the peer, over all groups."""
+        """Blocks that the peer sends, over all groups."""
         return sum(len(group.blocks) for group in self.ticket.groups)
 
 
 class Reservations:
-    """All that are granted and not admitted yet, in the order of granting."""
+    """All reservations that are granted and not admitted yet, in the order of granting."""
 
     def __init__(self) -> None:
         self._by_key: dict[str, Reservation] = {}
@@ -89,7 +89,7 @@ class Reservations:
 
     @property
     def choices(self) -> int:
-        """How many are to run once they are admitted."""
+        """Number of choices that run once these reservations are admitted."""
         return sum(r.tracked.engine_request.sampling.n for r in self._by_key.values())
 
     def blocks_of(self, peer: WorkerId, groups: int) -> list[int]:
@@ -105,10 +105,10 @@ def needs(engine: Engine, tracked: Tracked) -> list[int]:
 
 
 def reserve(engine: Engine, tracked: Tracked, transfer: TransferId) -> Room | None:
-    """Pin what the prefix cache has of the prompt and allocate the rest; None (and nothing held) if there is no room.
+    """Pin what the prefix cache has of the prompt and allocate the rest; None (and nothing held) if blocks are short.
 
-    What running choices may grow into is no room. The blocks are held as RESERVED: nobody reads them before the
-    transfer is verified, nobody else gets them.
+    Blocks that running choices may grow into are not available. The blocks are held as RESERVED: they are not read
+    before the transfer is verified, and are not given to another holder.
     """
     request = tracked.engine_request
     block_tokens = engine.layout.groups[0].block_tokens

@@ -200,7 +200,7 @@ class DecodeRole:
                 self._fail(reservation, TransferError(what, why=reason, todo="try again"), is_peer_told=True)
 
     def _fail_unusable(self, reservation: Reservation, error: TandemError) -> None:
-        """The peer's fault, whatever the error says: the client's request was checked when it was announced."""
+        """Fail as the peer's fault, whatever `error` states: the client's request was checked at its announcement."""
         self._fail(reservation, TransferError("the hand-over cannot be used", why=error.message, todo="try again"))
 
     def _fail(self, reservation: Reservation, error: TandemError, *, is_peer_told: bool = False) -> None:
@@ -264,7 +264,7 @@ class DecodeRole:
 
 
 def _as_ended(choices: tuple[ChoiceState, ...], ended: Collection[int]) -> tuple[ChoiceState, ...]:
-    """The choices as the prefill worker left them, without going on with those that nobody wants more of."""
+    """Return the choices as the prefill worker left them, with the `ended` ones finished."""
     return tuple(
         replace(state, finish=FinishReason.STOP) if state.choice in ended and state.finish is None else state
         for state in choices

@@ -1,7 +1,7 @@
-"""Who gets a ticket, and what is done for the head of the queue when blocks are short (docs/adr/0005).
+"""Grants tickets, and frees blocks for the head of the queue when blocks are short (docs/adr/0005).
 
-no room ──▶ tickets that nobody pushes to are revoked ──▶ the youngest running requests are preempted ──▶ wait
-no turn among the choices that run at once ──▶ tickets that nobody pushes to are revoked ──▶ wait
+too few blocks ──▶ tickets without a push are revoked ──▶ the youngest running requests are preempted ──▶ wait
+no turn among the choices that run at once ──▶ tickets without a push are revoked ──▶ wait
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tandem.workercore.requests import Tracked
 from tandem.workercore.role import Shell
 
 UNUSED_S = 1.0
-"""A ticket that nobody has pushed to for so long may be revoked: pushing starts within a step and a dial."""
+"""A ticket without a push for so long may be revoked: pushing starts within a step and a dial."""
 
 
 class Granting:
@@ -35,7 +35,7 @@ class Granting:
         self._short: tuple[str, int] | None = None  # who found too few blocks, and how many there were at most since
 
     def grant_due(self) -> None:
-        """Grant in the order of asking. Freed blocks collect for the oldest that is within its peer's quota: nobody
+        """Grant in the order of asking. Freed blocks collect for the oldest request within its peer's quota: no request
         overtakes it, nor does it overtake an older request that was preempted here and waits for its blocks."""
         if self._shell.engine.is_short_of_blocks:
             self._revoke_unused()  # one a turn, also if no ticket waits
@@ -65,12 +65,12 @@ class Granting:
         arrival_s = tracked.engine_request.arrival_s
         preempted_s = engine.oldest_preempted_s
         if engine.is_starved or (preempted_s is not None and preempted_s <= arrival_s):
-            return None  # what comes free is theirs first
+            return None  # freed blocks are for those requests first
         if not engine.has_turn_for(tracked.engine_request.sampling.n, arrival_s, 0):
-            return None  # nor would it have one if all that is reserved were taken back
+            return None  # revoking every reservation would not give it a turn either
         while not engine.has_turn_for(tracked.engine_request.sampling.n, arrival_s, self._reservations.choices):
             if not self._revoke_unused():
-                return None  # once admitted it would get no token until somebody else has ended
+                return None  # once admitted it would get no token until another choice has ended
         room = self._reserve(tracked, transfer)
         while room is None and self._revoke_unused():
             room = self._reserve(tracked, transfer)
@@ -81,8 +81,8 @@ class Granting:
         return room
 
     def _reserve(self, tracked: Tracked, transfer: TransferId) -> Room | None:
-        """Room for the prompt, looked for only if blocks came back since this request found too few: its prompt would
-        be hashed for nothing."""
+        """Reserve blocks for the prompt. Tried only if blocks came back since this request found too few: its prompt
+        would be hashed for nothing."""
         engine = self._shell.engine
         available = min(ledger.available for ledger in engine.ledgers) - engine.growth_blocks
         if self._short is not None and self._short[0] == tracked.key:
@@ -95,7 +95,7 @@ class Granting:
         return room
 
     def _revoke_unused(self) -> bool:
-        """Take the ticket back that has been without a byte for longest, if there is one past the bound."""
+        """Revoke the ticket that has been without a byte for longest, if one is past the bound; True if one was."""
         oldest_s = self._shell.clock.now_s() - UNUSED_S
         for reservation in self._reservations.all():
             if reservation.granted_s > oldest_s:
@@ -106,7 +106,7 @@ class Granting:
         return False
 
     def _take_back(self, reservation: Reservation) -> None:
-        """The transfer is fenced: its blocks go back, and the request waits for its peer to ask again."""
+        """Release the blocks of a fenced transfer; the request waits for its peer to ask again."""
         ticket = reservation.ticket
         self._reservations.remove(reservation)
         self._leases.close(ticket.transfer)
@@ -123,8 +123,8 @@ class Granting:
         self._shell.count("tickets_revoked")
 
     def _root(self, tracked: Tracked, form: WireForm) -> None:
-        """From now on the request finds and leaves blocks under the root of the form in which its prompt comes: what a
-        codec or a conversion changed is never taken for what was computed."""
+        """Root the request's block hashes in the wire form in which its prompt comes: blocks that a codec or a
+        conversion changed are never taken for computed ones."""
         root = self._shell.hash_root(tracked.salt, lossy=form.lossy)
         tracked.engine_request = tracked.engine_request.under(root)
 

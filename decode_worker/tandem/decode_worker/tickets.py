@@ -1,4 +1,4 @@
-"""Who waits for a ticket: attempts that a router announced, and prefill workers that asked. Reserves nothing."""
+"""Queue of ticket requests: attempts announced by a router, matched with prefill workers' asks. Reserves nothing."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Asked:
     asked_s: float
     form: WireForm
     told_position: int | None = None
-    """The place in the queue that the peer was told, if it was."""
+    """The position in the queue that was sent to the peer, if any."""
 
 
 class TicketQueue:
-    """Both halves of a ticket, by request key; it is due when both are here, in the order of asking."""
+    """Announcements and ticket requests by request key; a ticket is due when both are here, in the order of asking."""
 
     def __init__(self, shell: Shell) -> None:
         self._shell = shell
@@ -45,7 +45,7 @@ class TicketQueue:
         return bool(self._announced or self._asked)
 
     def announce(self, tracked: Tracked) -> None:
-        """A router said that somebody will ask for this attempt."""
+        """Record an attempt that a router announced: a prefill worker will ask for its ticket."""
         self._announced[tracked.key] = tracked
 
     def announced(self, key: str) -> Tracked | None:
@@ -65,14 +65,14 @@ class TicketQueue:
             self._shell.count("ticket_requests_dropped")
 
     def due(self) -> Iterator[tuple[str, Asked, Tracked]]:
-        """Asked for and announced, oldest first; the queue may be changed meanwhile."""
+        """Yield tickets both asked for and announced, oldest first; the queue may be changed meanwhile."""
         for key, asked in list(self._asked.items()):
             tracked = self._announced.get(key)
             if tracked is not None:
                 yield key, asked, tracked
 
     def granted(self, key: str) -> None:
-        """Its ticket is granted; if it had to wait, the next ones know better how long that takes."""
+        """Remove a granted ticket; if it had to wait, its wait updates the estimate for the next ones."""
         asked = self._asked.get(key)
         if asked is not None and asked.told_position is not None:
             place_s = (self._shell.clock.now_s() - asked.asked_s) / (asked.told_position + 1)
@@ -81,7 +81,7 @@ class TicketQueue:
         self.remove(key)
 
     def tell_waiting(self) -> None:
-        """Tell every peer whose ticket waits, once, which place in the queue it has and about how long that takes."""
+        """Send every waiting peer, once, its position in the queue and an estimate of the wait."""
         for position, (_, asked, _) in enumerate(self.due()):
             if asked.told_position is not None:
                 continue
@@ -98,25 +98,25 @@ class TicketQueue:
             self._shell.count("tickets_queued")
 
     def remove(self, key: str) -> None:
-        """The peer gave it up, or it is granted."""
+        """Remove a ticket that the peer gave up, or that is granted."""
         self._announced.pop(key, None)
         self._asked.pop(key, None)
 
     def forget(self, key: str) -> None:
-        """The attempt is over here: whoever asked for it is told."""
+        """Remove an ended attempt; a peer that asked for it receives a refusal."""
         self._announced.pop(key, None)
         asked = self._asked.pop(key, None)
         if asked is not None:
             self._refuse(asked.peer, asked.message, from_code("cancelled", "the request was cancelled."))
 
     def peer_gone(self, peer: WorkerId, incarnation: Incarnation) -> None:
-        """Nobody is there any more to take its tickets; `incarnation` 0 stands for all of them."""
+        """Drop the ticket requests of a peer that is gone; `incarnation` 0 stands for all of them."""
         for key, asked in list(self._asked.items()):
             if asked.peer == peer and incarnation in (0, asked.message.sender_incarnation):
                 del self._asked[key]
 
     def tick(self, now_s: float) -> None:
-        """Refuse what was not announced in time."""
+        """Refuse ticket requests that were not announced in time."""
         for key, asked in list(self._asked.items()):
             if key not in self._announced and now_s - asked.asked_s > ANNOUNCEMENT_WAIT_S:
                 del self._asked[key]
@@ -124,7 +124,7 @@ class TicketQueue:
                 self._refuse(asked.peer, asked.message, error)
 
     def _agree(self, asked: w.TicketRequest) -> WireForm:
-        """The form of the wire; raises what the request is refused with."""
+        """Return the wire form; raises the error with which the request is refused."""
         if asked.receiver_incarnation != self._shell.incarnation:
             raise TransferError("this decode worker restarted", why="its incarnation is a new one", todo="try again")
         if self._shell.requests.is_buried(RequestId(asked.request), Attempt(asked.attempt)):

@@ -1,4 +1,4 @@
-"""One request on its way from a prefill worker to a decode worker: what is known and held for it here."""
+"""One request in hand-over from a prefill worker to a decode worker: its state and the blocks held for it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tandem.workercore.requests import Tracked
 
 
 class Stage(Enum):
-    """QUEUED: nothing said to the decode worker. COMPUTING: ticket asked for. AWAITING: all pushed, not verified."""
+    """QUEUED: the decode worker was not contacted. COMPUTING: ticket asked for. AWAITING: all pushed, not verified."""
 
     QUEUED = auto()
     COMPUTING = auto()
@@ -30,7 +30,7 @@ class Stage(Enum):
 
 
 class Handover:
-    """Owned by the prefill role; lives from submit to its one end."""
+    """Owned by the prefill role; lives from submit until it ends, which it does once."""
 
     def __init__(self, tracked: Tracked, peer: w.WorkerRef) -> None:
         self.tracked = tracked
@@ -45,12 +45,12 @@ class Handover:
         self.is_sent = False
         self.is_verified = False
         self.revoked: set[int] = set()
-        """Transfers that the decode worker took back: whatever still comes about them is late."""
+        """Transfers that the decode worker revoked: any later message about them is late."""
         self._first: dict[int, TokenOutput] = {}
         self._ended: set[ChoiceIndex] = set()
 
     def start(self, layout: KVLayout, cached_tokens: int) -> None:
-        """The first chunk is being computed; `cached_tokens` of the prompt were prefix hits."""
+        """Open the push plans as the first chunk is computed; `cached_tokens` of the prompt were prefix hits."""
         prompt_tokens = len(self.tracked.engine_request.prompt)
         self.plans = tuple(PushPlan(spec, prompt_tokens, cached_tokens) for spec in layout.groups)
         self.stage = Stage.COMPUTING
@@ -73,7 +73,7 @@ class Handover:
                 )
 
     def grant(self, ticket: Ticket, received_s: float, engine: Engine) -> None:
-        """The ticket is here: open the plans, and hold the source for the push whatever becomes of the request."""
+        """Take in the ticket: open the plans, and hold the source for the push whatever becomes of the request."""
         self.ticket, self.ticket_s = ticket, received_s
         for group, plan in zip(ticket.groups, self.plans, strict=True):
             plan.open(group.skip, ticket.layout.groups[group.group].block_tokens)
@@ -81,7 +81,7 @@ class Handover:
             engine.ledgers[group.group].share(pusher(self.tracked.key, ticket.transfer), blocks)
 
     def take_back(self, transfer: int) -> None:
-        """The ticket is void, if it ever came: as before it was asked for, save for what is computed since."""
+        """Void the ticket, if it ever came: state as before it was asked for, save for what is computed since."""
         self.revoked.add(transfer)
         self.ticket, self.ticket_s, self.is_sent = None, 0.0, False
         self.stage = Stage.COMPUTING
@@ -93,25 +93,25 @@ class Handover:
         self.sampled_s = now_s
 
     def end(self, choices: Collection[int]) -> bool:
-        """Nobody wants more of these choices; whether, with that, every other one has its first token."""
+        """End unwanted choices; True if now, and not before, every other choice has its first token."""
         had_all = self.has_first_tokens
         self._ended.update(map(ChoiceIndex, choices))
         return self.has_first_tokens and not had_all
 
     @property
     def has_first_tokens(self) -> bool:
-        """Of every choice that goes on."""
+        """True if every choice that goes on has its first token."""
         request = self.tracked.engine_request
         before = {state.choice for state in request.forced if state.finish is not None}
         return len(self._ended | before | self._first.keys()) == request.sampling.n
 
     @property
     def is_finished(self) -> bool:
-        """Every choice has ended: no decode worker is needed."""
+        """True if every choice has ended: no decode worker is needed."""
         return self.has_first_tokens and all(state.finish is not None for state in self.choice_states())
 
     def choice_states(self) -> list[ChoiceState]:
-        """Every choice with all its output: what was forced, then the token sampled here. Ended ones as they stand."""
+        """Every choice with all its output: forced tokens, then the token sampled here. Ended ones as they stand."""
         forced = {state.choice: state for state in self.tracked.engine_request.forced}
         states = {choice: state for choice, state in forced.items() if state.finish is not None}
         for output in self._first.values():
@@ -126,5 +126,5 @@ class Handover:
 
 
 def pusher(key: str, transfer: TransferId) -> Holder:
-    """Who holds the source blocks of one transfer until its sender is quiet."""
+    """Return the holder of one transfer's source blocks until its sender is quiet."""
     return Holder(HoldKind.PUSHING, f"{key}/{transfer}")

@@ -1,4 +1,4 @@
-"""What a prefill worker says to a decode worker. Builds messages; sends and decides nothing."""
+"""Messages from a prefill worker to a decode worker. Builds messages; sends and decides nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tandem.workercore.role import Shell
 
 
 def ticket_request(shell: Shell, handover: Handover) -> w.PeerMessage:
-    """Ask for memory for this attempt."""
+    """Build the message that asks for memory for this attempt."""
     return w.PeerMessage(
         ticket_request=w.TicketRequest(
             request=handover.tracked.request,
@@ -25,7 +25,7 @@ def ticket_request(shell: Shell, handover: Handover) -> w.PeerMessage:
 
 
 def complete(shell: Shell, handover: Handover, ticket: Ticket) -> w.PeerMessage:
-    """Everything is pushed; this is the state of the sequence."""
+    """Build the message that everything is pushed, with the state of the sequence."""
     return w.PeerMessage(
         complete=w.Complete(
             request=ticket.request,
@@ -41,7 +41,7 @@ def complete(shell: Shell, handover: Handover, ticket: Ticket) -> w.PeerMessage:
 
 
 def given_up(handover: Handover, code: str, message: str) -> w.PeerMessage:
-    """The hand-over is over, with or without a ticket."""
+    """Build the message that the hand-over is over, with or without a ticket."""
     failed = w.TransferFailed(
         request=handover.tracked.request,
         attempt=handover.tracked.attempt,
@@ -53,7 +53,7 @@ def given_up(handover: Handover, code: str, message: str) -> w.PeerMessage:
 
 
 def unwanted(ticket: w.Ticket) -> w.PeerMessage:
-    """Answer to a ticket that came too late, or that nobody asked for."""
+    """Build the answer to a ticket that came too late, or that was not asked for."""
     failed = w.TransferFailed(
         request=ticket.request,
         attempt=ticket.attempt,

@@ -1,4 +1,4 @@
-"""Which KV of a prompt has been computed, and which part of it still has to be pushed. Pure bookkeeping."""
+"""Tracks which KV of a prompt is computed, and which part still has to be pushed. Pure bookkeeping."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PushPlan:
                   ^skip
 
     A block is ready in a layer when all of its tokens are computed there, or with the prompt's last token. Blocks are
-    the receiver's; `source` says where they lie in ours:
+    the receiver's; `source` maps them to ours:
 
         ours       ├──── 16 ────┼──── 16 ────┼──── 16 ──┄       receiver's blocks 2 … 4 are our blocks 1 … 2,
         receiver's ├── 10 ──┼── 10 ──┼── 10 ──┼── 10 ──┼┄       from token 4 of block 1 on
@@ -41,14 +41,14 @@ class PushPlan:
         self._is_open = False
 
     def open(self, skip: int, block_tokens: int) -> None:
-        """The ticket is here; the receiver already has the first `skip` blocks, of `block_tokens`."""
+        """Take in the ticket; the receiver already has the first `skip` blocks, of `block_tokens`."""
         self._block_tokens = block_tokens
         self._pushed = [skip] * len(self._pushed)
         self._is_open = True
 
     def source(self, push: Push) -> tuple[slice, int, int]:
-        """Which of our logical blocks hold the tokens of a push, and at which token of the first of them it begins, and
-        how many tokens it has.
+        """Return our logical blocks that hold the tokens of a push, the token of the first block at which it begins,
+        and its number of tokens.
 
         Past the prompt's last block nothing is named: the receiver's last block is filled up with zeros.
         """
@@ -58,17 +58,17 @@ class PushPlan:
         return slice(index, self._spec.blocks_for(end)), offset_tokens, end - push.first * self._block_tokens
 
     def close(self) -> None:
-        """The ticket was taken back: what was pushed was for nothing."""
+        """Close the plan of a revoked ticket: its pushes are void."""
         self._is_open = False
 
     def computed(self, first_layer: int, last_layer: int, tokens: int) -> None:
-        """Prompt tokens below `tokens` are computed in these model layers."""
+        """Record that prompt tokens below `tokens` are computed in these model layers."""
         for index, layer in enumerate(self._spec.layers):
             if first_layer <= layer < last_layer:
                 self._computed[index] = max(self._computed[index], tokens)
 
     def take(self) -> list[Push]:
-        """What can be pushed now and was not before; neighbouring layers with the same blocks come as one."""
+        """Return pushes that became ready since the last call; neighbouring layers with the same blocks come as one."""
         if not self._is_open:
             return []
         pushes: list[Push] = []
@@ -86,7 +86,7 @@ class PushPlan:
 
     @property
     def is_complete(self) -> bool:
-        """Everything that the receiver needs was taken."""
+        """True if everything that the receiver needs was taken."""
         blocks = self._ready_blocks(self._prompt_tokens)
         return self._is_open and all(pushed >= blocks for pushed in self._pushed)
 

@@ -1,4 +1,4 @@
-"""The prefill role: one hand-over a request, from its first chunk to the receiver's word that it verified the KV."""
+"""The prefill role: one hand-over per request, from its first chunk until the receiver reports verified KV."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class PrefillRole:
                 self._push(handover)
 
     def _begin(self, handover: Handover, part: PrefillSlice) -> None:
-        """The request left the queue: ask for the ticket while its first chunk is being computed."""
+        """Ask for the ticket of a request that left the queue, while its first chunk is being computed."""
         handover.start(self._shell.engine.layout, part.start)
         self._shell.outbox.phase(handover.tracked, Phase.PREFILL)
         if not handover.peer.worker:
@@ -119,7 +119,7 @@ class PrefillRole:
                 self._fail(failed, error if isinstance(error, TandemError) else InternalError(str(error)))
         self._whole.after_step(result, {})
         computed = tuple(part for part in result.prefilled if part.key not in result.failed)
-        self._on_layers(computed, 0, self._layers)  # what the hook was not told, having no lease
+        self._on_layers(computed, 0, self._layers)  # layers that the hook did not receive, having no lease
         for key, handover in touched.items():
             if handover.has_first_tokens and key in self._handovers:
                 self._prefilled(handover)
@@ -162,7 +162,7 @@ class PrefillRole:
                 )
 
     def _complete_if_ready(self, handover: Handover) -> None:
-        """With the ticket here and the first tokens sampled, hand the sequence over."""
+        """Hand the sequence over once the ticket is here and the first tokens are sampled."""
         ticket = handover.ticket
         if ticket is None or not handover.has_first_tokens or handover.stage is not Stage.COMPUTING:
             return
@@ -227,8 +227,8 @@ class PrefillRole:
         self._complete_if_ready(handover)
 
     def _revoked(self, peer: WorkerId, message: w.TicketRevoked) -> None:
-        """The decode worker took back a ticket that nothing had come for. What is on its way is dropped there, and the
-        source is still here: ask again, and wait in turn."""
+        """Ask again for a ticket that the decode worker revoked because nothing had come for it. The receiver drops
+        what is in flight; the source is still here, and the request waits in turn."""
         handover = self._find(peer, message.request, message.attempt)
         if handover is None or handover.stage is Stage.QUEUED or message.transfer in handover.revoked:
             self._shell.count("revocations_dropped")
@@ -279,7 +279,7 @@ class PrefillRole:
             self._end(handover)
 
     def _end(self, handover: Handover) -> None:
-        """The happy end: blocks stay behind as cache."""
+        """End a successful hand-over: its blocks stay behind as cache."""
         self._drop(handover)
         self._shell.engine.release(handover.tracked.key)
         self._shell.end(handover.tracked)
