@@ -32,7 +32,7 @@ class Granting:
     def __init__(self, shell: Shell, tickets: TicketQueue, reservations: Reservations, leases: PeerLeases) -> None:
         self._shell, self._tickets, self._reservations, self._leases = shell, tickets, reservations, leases
         self._profile = profile_to_wire(shell.profile)
-        self._short: tuple[str, int] | None = None  # who found too few blocks, and how many there were at most since
+        self._short: tuple[str, int] | None = None  # request short of blocks; the fewest available since
 
     def grant_due(self) -> None:
         """Grant in the order of asking. Freed blocks collect for the oldest request within its peer's quota: no request

@@ -1,4 +1,4 @@
-"""Which implementation of an operation runs: the Triton kernel, C code on the CPU, or the torch reference.
+"""Chooses the implementation of an operation: Triton kernel, C code on the CPU, or torch reference.
 
 Owns that choice and the one environment variable that overrides it. It must not import Triton: a machine without it
 still runs every reference.
@@ -20,9 +20,9 @@ _chosen = os.environ.get(ENVIRONMENT_VARIABLE, AUTO)
 
 
 def uses_triton(device: torch.device, override: str | None = None) -> bool:
-    """Say whether tensors on `device` go to the Triton kernel.
+    """True if tensors on `device` go to the Triton kernel.
 
-    `override` wins over what the environment variable `TANDEM_KERNELS` said when the process began, which wins over
+    `override` wins over the value of the environment variable `TANDEM_KERNELS` at process start, which wins over
     `auto`: Triton on CUDA devices, the reference elsewhere. `triton` for CPU tensors works in Triton's interpreter only
     (`TRITON_INTERPRET=1`).
     Raises ValueError for an unknown name.
@@ -34,8 +34,8 @@ def uses_triton(device: torch.device, override: str | None = None) -> bool:
 
 
 def uses_native(device: torch.device, override: str | None = None) -> bool:
-    """Say whether tensors on `device` may go to C code, or to what torch has beside the reference: on the CPU, unless
-    another backend was named as above.
+    """True if tensors on `device` may go to C code or torch's own kernels: on the CPU, unless another backend was named
+    as above.
 
     Raises ValueError for an unknown name.
     """

@@ -1,8 +1,7 @@
-"""Compilers of C code: who wants to know when one runs, one maker of a library at a time, and their drafts.
+"""Locks and notices for compiling C code: compiler runs, one maker per library, and draft files.
 
-A draft is made while its maker holds the cache's directory shared with other makers. Whoever gets the directory alone
-knows that nobody makes any, in no process and no container of this machine: drafts that are there were left by makers
-that were killed.
+A draft is made while its maker holds a shared lock on the cache's directory. An exclusive lock proves that no process
+or container of this machine is making one: drafts that are there were left by makers that were killed.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _DRAFTS = ".*.so-*"
 
 
 class CompilerWatch:
-    """Tells when compilers run in this process. Thread-safe."""
+    """Reports when compilers run in this process. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -28,8 +27,8 @@ class CompilerWatch:
 
     @contextmanager
     def told(self, tell: Callable[[bool], None]) -> Iterator[None]:
-        """During the block `tell(True)` is called before the first of those compilers that run side by side, and
-        `tell(False)` behind the last one, by the threads that wait for them, one at a time."""
+        """During the block, `tell(True)` is called before the first of the compilers that run side by side, and
+        `tell(False)` after the last one, by the threads that wait for them, one at a time."""
         with self._lock:
             before, self._tell = self._tell, tell
         try:
@@ -55,7 +54,7 @@ class CompilerWatch:
 
 
 WATCH = CompilerWatch()
-"""Of this process."""
+"""The watch of this process."""
 
 
 @contextmanager
@@ -83,7 +82,7 @@ def draft_of(library: Path) -> Iterator[Path]:
 
 
 def remove_stale_drafts(directory: Path) -> None:
-    """Remove drafts without a living maker. While anybody makes one, or where directories cannot be locked, none is
+    """Remove drafts without a living maker. While one is being made, or where directories cannot be locked, none is
     looked at; the next start does it."""
     with suppress(OSError), _held(directory, fcntl.LOCK_EX | fcntl.LOCK_NB) as is_held:
         for draft in directory.glob(_DRAFTS) if is_held else ():
@@ -92,13 +91,13 @@ def remove_stale_drafts(directory: Path) -> None:
 
 @contextmanager
 def _held(directory: Path, how: int) -> Iterator[bool]:
-    """Lock `directory` during the block, which a process that ends lets go of; whether it could be."""
+    """Lock `directory` during the block; yield False if it could not be. A process that ends releases the lock."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         is_held = True
         try:
             fcntl.flock(descriptor, how)
-        except OSError:  # somebody else's, or a file system without such locks
+        except OSError:  # locked by another process, or a file system without such locks
             is_held = False
         yield is_held
     finally:

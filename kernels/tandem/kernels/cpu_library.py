@@ -24,10 +24,10 @@ class CpuLibrary:
         self._function: Any = None
         self._is_tried = False
         self.path = 0
-        """What `tandem_choose_path` chose, in the library's own numbers; 0 = nothing, or not asked for yet."""
+        """The path that `tandem_choose_path` chose, in the library's own numbers; 0 = none, or not asked for yet."""
 
     def is_available(self) -> bool:
-        """Whether there is code for this machine, and it is not switched off."""
+        """True if there is code for this machine, and it is not switched off."""
         if not native.is_enabled():
             return False
         if not self._is_tried:

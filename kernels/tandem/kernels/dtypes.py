@@ -13,8 +13,9 @@ TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in D
 
 @cache
 def has_bf16_products() -> bool:
-    """Whether torch and oneDNN have instructions for products of bfloat16 on this CPU, as it may be used: from AVX-512
-    on. Elsewhere torch's products of bfloat16 take up to 500 times as long as those of float32, and none is asked for.
+    """True if torch and oneDNN have bfloat16 product instructions on this CPU, as it may be used: from AVX-512 on.
+
+    Elsewhere torch's products of bfloat16 take up to 500 times as long as those of float32, and none is asked for.
     """
     is_there = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
     return is_there and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

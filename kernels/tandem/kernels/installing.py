@@ -23,9 +23,10 @@ def sources() -> list[Path]:
 
 
 def install(say: Callable[[str], None]) -> list[Path]:
-    """Compile side by side what is not there, and remove what older sources became; the libraries that are there.
+    """Compile missing libraries side by side, remove those of older sources, and return the libraries that are there.
 
-    `say` is told of each kernel when it is done, and why one could not be: then whoever needs it takes another path.
+    `say` receives a message for each kernel when it is done, with the reason if it could not be compiled: its callers
+    then take another path.
     """
     every, done = sources(), 0
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -38,7 +39,7 @@ def install(say: Callable[[str], None]) -> list[Path]:
 
 
 def _install(source: Path) -> str:
-    """Why it could not be compiled, or ""."""
+    """Return why it could not be compiled, or ""."""
     library = installed(source)
     try:
         make(source, library)

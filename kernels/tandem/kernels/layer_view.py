@@ -25,7 +25,7 @@ def key_value_view(layer_view: Tensor) -> Tensor:
 
 
 def is_shared(layer_view: Tensor) -> bool:
-    """Whether keys and values are the same memory."""
+    """True if keys and values are the same memory."""
     return layer_view.stride(1) == 0
 
 
@@ -44,7 +44,7 @@ def check_layer_view(layer_view: Tensor) -> None:
 
 
 def check_dtypes(layer_view: Tensor, **others: Tensor) -> None:
-    """Raise TypeError naming a tensor whose numbers cannot be converted to the view's or back: floats only."""
+    """Raise TypeError naming a tensor that cannot be converted to the view's dtype or back: floats only."""
     for name, tensor in (("layer_view", layer_view), *others.items()):
         if tensor.dtype not in TORCH_DTYPES.values():
             raise TypeError(f"{name} is {tensor.dtype}, which is none of {', '.join(map(str, TORCH_DTYPES.values()))}")

@@ -31,7 +31,7 @@ from tandem.kernels.build_lock import WATCH, draft_of, one_maker, remove_stale_d
 
 ENVIRONMENT_VARIABLE = "TANDEM_NATIVE"
 CACHE_VARIABLE = "TANDEM_NATIVE_CACHE"
-"""A folder for what is compiled where this user's cache cannot be written."""
+"""A folder for compiled libraries where this user's cache cannot be written."""
 FLAGS = ("-std=gnu11", "-O3", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off")
 LIBRARIES = ("-lm", "-ldl")
 BUILD_TIMEOUT_S = 600.0
@@ -47,12 +47,12 @@ _is_enabled = os.environ.get(ENVIRONMENT_VARIABLE, "1") != "0"
 
 
 def is_enabled() -> bool:
-    """Whether native code may be used: not if the process began with `TANDEM_NATIVE=0`, or when it was switched off."""
+    """True if native code may be used: not if the process began with `TANDEM_NATIVE=0`, or if it was switched off."""
     return _is_enabled
 
 
 def enable(is_on: bool) -> bool:
-    """Switch native code on or off from now on, for tests and measurements; whether it was on."""
+    """Switch native code on or off from now on, for tests and measurements; return the former state."""
     global _is_enabled
     was_on, _is_enabled = _is_enabled, is_on
     return was_on
@@ -93,7 +93,7 @@ def build(source: Path, target: Path) -> None:
 
 
 def installed(source: Path) -> Path:
-    """Where the library of a source lies that came with the installation; it need not be there."""
+    """Path of a source's library in the installation; it need not exist."""
     return source.with_name(f"{source.stem}-{_key(source)}.so")
 
 
@@ -112,8 +112,8 @@ def make(source: Path, library: Path) -> None:
 
 
 def _open(source: Path) -> ctypes.CDLL:
-    """As it was installed, else from a cache, else compiled into one, else into a directory that lives only until it is
-    loaded."""
+    """Load the installed library, else one from a cache, else one compiled into a cache, else one compiled into a
+    directory that lives only until it is loaded."""
     if os.environ.get(ENVIRONMENT_VARIABLE) != "compile":
         with suppress(OSError):  # it is not there, or of another system
             return ctypes.CDLL(str(installed(source)))
@@ -141,7 +141,7 @@ def _open_cached(source: Path, path: Path) -> ctypes.CDLL:
 
 
 def _tidy(directory: Path) -> None:
-    """Once in a process, before it builds anything there."""
+    """Remove stale drafts, once in a process, before it builds anything in `directory`."""
     with _lock:
         if directory not in _tidied:
             _tidied.add(directory)
@@ -149,9 +149,9 @@ def _tidy(directory: Path) -> None:
 
 
 def _cache_directories() -> Iterator[Path]:
-    """Where libraries are kept, best first; not those that cannot be made, and where others could put one of theirs."""
+    """Cache directories, best first; not those that cannot be made, nor those in which others could place a library."""
     base, aside = os.environ.get("XDG_CACHE_HOME"), os.environ.get(CACHE_VARIABLE)
-    with suppress(OSError, RuntimeError):  # the latter: nobody has a home
+    with suppress(OSError, RuntimeError):  # the latter: no home directory
         yield from _own(Path(base) / "tandem" if base else Path.home() / ".cache" / "tandem")
     if aside:
         with suppress(OSError):
@@ -191,7 +191,7 @@ _SIMPLE, _WRITABLE = 0, 1
 
 
 class address_of:  # noqa: N801 - used as a function; a generator would cost a frame of a transfer a microsecond more
-    """Where a contiguous buffer lies, while the block runs; it cannot be released or resized meanwhile.
+    """Yield the address of a contiguous buffer; it cannot be released or resized while the block runs.
 
     Raises BufferError for one that is not contiguous, or read-only where `writable` is asked for.
     """

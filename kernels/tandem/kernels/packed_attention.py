@@ -61,7 +61,7 @@ def attend_span(
     """Attend to one span of keys. Returns (scores in fp32, output in the dtype of the products).
 
     hidden: bool `[n or 1, rows, span]`, true where a query must not see a key; None hides nothing. A row that sees no
-    key of the span gets a finite, meaningless output whose weight in `SpanMerger` is zero. sinks: of the rows, for one
+    key of the span gets a finite, meaningless output; its weight in `SpanMerger` is zero. sinks: of the rows, for one
     span of all that are merged; they are the last column of its scores.
     """
     wide = product_dtype(q.dtype, q.device) if q.device.type == "cpu" else torch.float32

@@ -48,7 +48,7 @@ def attend_tile(
     """Fold one tile of keys into the online softmax of `q`'s rows.
 
     MASKED: some row must not see some key of the tile, or the tile reaches outside `readable_from : readable_to`.
-    Unmasked rows without a query compute numbers that nobody stores.
+    Unmasked rows without a query compute numbers that are never stored.
     """
     tokens = tile_start + tl.arange(0, TILE)
     dims = tl.arange(0, PADDED_WIDTH)

@@ -1,4 +1,4 @@
-"""Paged attention whose result for a token does not depend on the other tokens of the call."""
+"""Paged attention with a result for a token that does not depend on the other tokens of the call."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def _fold_tile(
     """Fold a key tile into the state of the first `active` groups.
 
     visible: `[active, 1, QUERY_TILE, 1, KEY_TILE]`, or None where every token sees the whole tile: the same arithmetic
-    without the masks, so the same bits. Padding rows then collect numbers that nobody reads.
+    without the masks, so the same bits. Padding rows then collect numbers that are never read.
     """
     batch = k.shape[0]
     scores = torch.bmm(q.reshape(batch, -1, q.shape[-1]), k.transpose(1, 2)).float().mul_(spec.scale)

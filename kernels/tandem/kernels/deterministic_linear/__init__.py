@@ -1,4 +1,4 @@
-"""A linear layer whose result for a row does not depend on the other rows."""
+"""A linear layer with a result for a row that does not depend on the other rows."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _SHORT, _OUTSIDE, _NO_ROWS = 1, 2, 3  # enum answer
 
 
 def takes(q: Tensor, layer_view: Tensor) -> bool:
-    """Whether the C code has this case, and there is C code.
+    """True if the C code is available and has this case.
 
     Measured beside torch's flash kernel on two cores: half of its time with a matrix unit, a fifth to a seventh with
     vectors on a machine that has none (torch multiplies on the matrix unit where there is one, and hardly at all in
@@ -32,7 +32,7 @@ def takes(q: Tensor, layer_view: Tensor) -> bool:
 def extend_attention_native(
     q: Tensor, layer_view: Tensor, cu_seqlens: Tensor, block_table: Tensor, context_lens: Tensor, spec: AttentionSpec
 ) -> Tensor:
-    """See `extend_attention`; for what `takes` says yes to. Runs on as many threads as torch does."""
+    """See `extend_attention`; for cases that `takes` accepts. Runs on as many threads as torch does."""
     tokens, q_heads, width = q.shape
     if q.stride(2) != 1:
         q = q.contiguous()
@@ -62,5 +62,5 @@ def extend_attention_native(
 
 
 def room_bytes(context: int, kv_heads: int, width: int) -> int:
-    """Where keys and values of the longest sequence of a call are packed."""
+    """Bytes of memory into which keys and values of the longest sequence of a call are packed."""
     return 64 + 4 * kv_heads * width * -(-(context + _STEP - 1) // _STEP) * _STEP

@@ -25,7 +25,7 @@ REORDERED_BYTES = 32 << 20
 
 
 def takes(q: Tensor, block_table: Tensor, spec: AttentionSpec) -> bool:
-    """Whether this is the better way on a CPU; it gives the reference's numbers, summed up in another order."""
+    """True if this is the faster way on a CPU; it gives the reference's numbers, summed in another order."""
     is_plain = spec.window is None and spec.softcap is None
     return is_plain and q.dtype in _DTYPES and q.shape[0] >= _FEWEST_ROWS * block_table.shape[0]
 
@@ -33,7 +33,7 @@ def takes(q: Tensor, block_table: Tensor, spec: AttentionSpec) -> bool:
 def extend_attention_flash(
     q: Tensor, layer_view: Tensor, cu_seqlens: Tensor, block_table: Tensor, context_lens: Tensor, spec: AttentionSpec
 ) -> Tensor:
-    """See `extend_attention`; for what `takes` says yes to."""
+    """See `extend_attention`; for cases that `takes` accepts."""
     out, wide = torch.empty(q.shape, dtype=q.dtype), product_dtype(q.dtype, q.device)
     starts: list[int] = cu_seqlens.tolist()
     kv_heads, block_tokens, width = layer_view.shape[2:]
@@ -59,7 +59,7 @@ def extend_attention_flash(
 
 
 def _parts(group: int, k: Tensor) -> Iterator[slice]:
-    """Of the `group` query heads of a KV head, those that are asked for at once; k: [kv_heads, 1, tokens, width]."""
+    """Parts of a KV head's `group` query heads to compute at once; k: [kv_heads, 1, tokens, width]."""
     most = group if k.dtype is not torch.bfloat16 else max(1, REORDERED_BYTES // (2 * k.numel() * k.element_size()))
     return (slice(low, min(low + most, group)) for low in range(0, group, most))
 
@@ -74,7 +74,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, sinks: Tensor 
 
 
 def _with_sinks(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, sinks: Tensor, scale: float) -> Tensor:
-    """The same kernel, which also says the logarithm of each row's denominator: a sink makes that larger."""
+    """The same kernel, which also returns the logarithm of each row's denominator: a sink makes that larger."""
     mask = None if seen is None else torch.zeros(seen.shape, dtype=q.dtype).masked_fill_(~seen, float("-inf"))
     answer, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         q, k, v, 0.0, seen is None, attn_mask=mask, scale=scale

@@ -21,7 +21,7 @@ from tandem.kernels.triton_tiles import extend_tile
 
 @triton.jit
 def _find_sequence(cu_seqlens_ptr, sequences, program, TILE_QUERIES: tl.constexpr):
-    """The last sequence whose first program is not after `program`."""
+    """Return the last sequence with a first program that is not after `program`."""
     low = 0
     high = sequences
     while low < high:

@@ -17,7 +17,7 @@ from tandem.kernels.kv_codec.shape import PoolShape
 
 SOURCE = Path(__file__).with_name("cpu.c")
 _QUICK_BYTES = 16 << 10
-"""Below, a call is over sooner than the interpreter lock could be had back."""
+"""Below this size a call ends sooner than the interpreter lock could be acquired again."""
 _SCALE_BYTES = 4
 _log = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ class Library:
             self.call("decode", out.nbytes, codec, dtype, scales, codes, there, rows, row_size)
 
     def path(self) -> str:
-        """Which instructions take the checksum: `vpclmul`, `pclmul`, `arm-crc` or `table`."""
+        """Name of the instructions that compute the checksum: `vpclmul`, `pclmul`, `arm-crc` or `table`."""
         return bytes(self.call("path", 0)).decode()
 
     def choose_path(self, name: str) -> bool:

@@ -36,7 +36,7 @@ class PoolShape:
             object.__setattr__(self, name, size)
 
     def first(self, layers: range, heads: range) -> int:
-        """Where a slice begins inside its block."""
+        """Offset of a slice inside its block."""
         return layers.start * self.layer_bytes + heads.start * self.head_bytes
 
     def payload_bytes(self, blocks: int, layers: range, heads: range) -> int:
@@ -44,7 +44,7 @@ class PoolShape:
 
 
 def is_within(part: range, size: int) -> bool:
-    """Whether `part` is a non-empty run of step 1 inside 0 … size - 1."""
+    """True if `part` is a non-empty run of step 1 inside 0 … size - 1."""
     return part.step == 1 and 0 <= part.start < part.stop <= size
 
 

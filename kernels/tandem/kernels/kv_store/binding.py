@@ -15,13 +15,13 @@ _LANES = 16
 
 
 def takes(k: Tensor, v: Tensor, layer_view: Tensor) -> bool:
-    """Whether the C code has this case: float32 or bfloat16, whole vectors; and whether there is C code."""
+    """True if the C code is available and has this case: float32 or bfloat16, whole vectors."""
     has_types = k.dtype is v.dtype and k.dtype in _DTYPES and layer_view.dtype in _DTYPES
     return has_types and k.shape[2] % _LANES == 0 and LIBRARY.is_available()
 
 
 def kv_store_native(k: Tensor, v: Tensor, layer_view: Tensor, slot_mapping: Tensor) -> None:
-    """See `kv_store`; for what `takes` says yes to. One thread."""
+    """See `kv_store`; for cases that `takes` accepts. One thread."""
     tokens, heads, width = k.shape
     k, v = _with_whole_rows(k), _with_whole_rows(v)
     slot_mapping = slot_mapping.contiguous()

@@ -22,12 +22,12 @@ def latent_decode(
     scale: float,
     backend: str | None = None,
 ) -> Tensor:
-    """Attend from the last token of every sequence to cached rows, whose latents are the values, too.
+    """Attend from the last token of every sequence to cached rows; their latents are also the values.
 
     A row is [latent of `rank` | key that turns with the position]; queries are in the latent space ("absorbed").
     q: `[batch, heads, width]`; layer_view: `[num_blocks, 2, 1, block_tokens, width]`, both planes in the same memory
     (`key_value_view`), another dtype than that of q is converted when read.
-    block_table, context_lens: as in `paged_decode`; a context of 0 marks a padding row, whose answer is zero.
+    block_table, context_lens: as in `paged_decode`; a context of 0 marks a padding row, which yields zeros.
     Returns `[batch, heads, rank]` in the dtype of q, owned by the caller and not always contiguous. Raises ValueError
     (shapes) or TypeError (dtypes). On CUDA it never synchronises, and its launches depend on shapes alone.
     Source: DeepSeek-V2 (Liu et al. 2024), section 2.1.

@@ -1,12 +1,12 @@
-"""latent_decode for the GPU: split-KV attention whose values are the keys it has read. Not yet timed on a device.
+"""latent_decode for the GPU: split-KV attention that reuses keys as values. Not yet timed on a device.
 
 A program reads one split of one sequence's rows, once, for a tile of its heads, which are the rows of the products:
 
     scores  = q's latent part · latents + q's turned part · turned keys
     answers = weights · latents                                             the same tile, without a second load
 
-Tiles of heads of one sequence are neighbours in the grid, so that what one reads the others find in the L2 cache.
-Partial results of several splits meet as those of `paged_decode`.
+Tiles of heads of one sequence are neighbours in the grid, so that rows read by one are in the L2 cache for the others.
+Partial results of several splits are merged as those of `paged_decode`.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"

@@ -1,4 +1,4 @@
-"""A weight in oneDNN's packed form, and what is known of where its numbers lie; a plain copy where oneDNN has none."""
+"""A weight in oneDNN's packed form, and the layout found for its numbers; a plain copy where oneDNN has none."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class PackedLinear:
 
     @property
     def has_single_rows(self) -> bool:
-        """Whether C code multiplies single rows of bfloat16."""
+        """True if C code multiplies single rows of bfloat16."""
         return self.layout is not None
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ class PackedLinear:
 
 
 def packs(dtype: torch.dtype) -> bool:
-    """Whether oneDNN packs weights of this dtype on this CPU: float32 always, bfloat16 from AVX-512 on."""
+    """True if oneDNN packs weights of this dtype on this CPU: float32 always, bfloat16 from AVX-512 on."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     return dtype is torch.float32 or (dtype is torch.bfloat16 and has_bf16_products())
@@ -121,10 +121,10 @@ def _few_rows(inner: int) -> int:
 
 
 def find_layout(packed: Tensor, weight: Tensor) -> Layout | None:
-    """Where the numbers of a bfloat16 `weight` lie in its `packed` form; None if nowhere that the C code knows.
+    """Find where the numbers of a bfloat16 `weight` lie in its `packed` form; None for a layout unknown to the C code.
 
-    Compares up to 16 blocks of columns with the weight. None, too, where there is no C code for this machine, and for
-    a weight whose numbers do not tell one place from another, such as zeros alone.
+    Compares up to 16 blocks of columns with the weight. None, too, where there is no C code for this machine, and for a
+    weight with numbers that do not distinguish one place from another, such as zeros alone.
     """
     columns, inner = weight.shape
     if weight.dtype is not torch.bfloat16 or columns % _LANES or inner % 2 or not LIBRARY.is_available():
@@ -154,7 +154,7 @@ def _fits(weight: Tensor, layout: Layout) -> bool:
 
 
 def address_of(packed: Tensor) -> int | None:
-    """Where a packed tensor's bytes lie; None if this torch does not tell, for it hides them from `data_ptr`."""
+    """Address of a packed tensor's bytes; None if this torch does not reveal it, for `data_ptr` hides it."""
     if (functions := _handle_functions()) is None:
         return None
     data_pointer, delete = functions

@@ -31,7 +31,7 @@ def paged_decode(
     q: `[batch, q_heads, width]`, query heads of a GQA group are neighbours.
     layer_view: `[num_blocks, 2, kv_heads, block_tokens, width]`; another dtype than that of q is converted when read.
     block_table: int32 `[batch, max_blocks]`. Entries past the context, or wholly before its window, are never read.
-    context_lens: int32 `[batch]`, tokens stored; 0 marks a padding row, whose output is zero.
+    context_lens: int32 `[batch]`, tokens stored; 0 marks a padding row, which yields zeros.
     scale, window, softcap, sinks: see `AttentionSpec`.
     Returns `[batch, q_heads, width]` in the dtype of `q`, owned by the caller. Raises ValueError (shapes) or TypeError
     (dtypes), on the CPU IndexError for a block outside the pool. On CUDA it never synchronises, and its launches depend

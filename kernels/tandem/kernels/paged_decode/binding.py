@@ -17,7 +17,7 @@ _NO_MEMORY, _OUTSIDE = 1, 2  # enum answer
 
 
 def takes(q: Tensor, layer_view: Tensor, spec: AttentionSpec) -> bool:
-    """Whether the C code has this case: no window, no soft cap, float32 or bfloat16; and whether there is C code."""
+    """True if the C code is available and has this case: no window, no soft cap, float32 or bfloat16."""
     is_plain = spec.window is None and spec.softcap is None
     has_types = q.dtype in _DTYPES and layer_view.dtype in _DTYPES
     return is_plain and has_types and q.shape[2] in _WIDTHS and LIBRARY.is_available()
@@ -26,7 +26,7 @@ def takes(q: Tensor, layer_view: Tensor, spec: AttentionSpec) -> bool:
 def paged_decode_native(
     q: Tensor, layer_view: Tensor, block_table: Tensor, context_lens: Tensor, spec: AttentionSpec
 ) -> Tensor:
-    """See `paged_decode`; for what `takes` says yes to. Runs on as many threads as torch does."""
+    """See `paged_decode`; for cases that `takes` accepts. Runs on as many threads as torch does."""
     batch, q_heads, width = q.shape
     if q.stride(2) != 1 or q.stride(1) != width:
         q = q.contiguous()

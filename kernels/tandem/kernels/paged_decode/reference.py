@@ -90,9 +90,9 @@ def _decode_batch(
 def _gather_ragged(
     layer_view: Tensor, block_table: Tensor, lens: list[int], first: list[int], spec: AttentionSpec, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gather blocks of sequences of different lengths, each from its own first block; says which tokens to hide.
+    """Gather blocks of sequences of different lengths, each from its own first block, with a mask of tokens to hide.
 
-    Values of hidden tokens must be numbers, for memory nobody wrote may hold NaN and 0 * NaN is NaN. Hence blocks past
+    Values of hidden tokens must be numbers: unwritten memory may hold NaN, and 0 * NaN is NaN. Hence blocks past
     a sequence's end are replaced by one that is known to be full, and the rest of its last block becomes zero.
     """
     batch, heads, block_tokens = len(lens), layer_view.shape[2], layer_view.shape[3]

@@ -1,6 +1,6 @@
 """paged_decode for the GPU: split-KV attention and the reduction of its partial results.
 
-A program reads one split of one sequence's keys and values for one kv head, once for the whole GQA group, whose heads
+A program reads one split of one sequence's keys and values for one kv head, once for the whole GQA group: its heads
 are the rows of the products. With more than one split, partial (maximum, total, accumulated) go through fp32 scratch.
 """
 

@@ -26,8 +26,8 @@ from tandem.kernels.quantized_linear.weight import (
 from tandem.kernels.silu_mul import silu_mul
 
 FEW_ROWS = {8: 8, 4: 32}
-"""Up to so many rows meet the numbers as they lie, by bits. More of 4 bits are unpacked to 8 first; more of 8 bits are
-oneDNN's, where that is preferred."""
+"""Up to so many rows use the numbers as they lie, by bits. For more rows, 4 bits are unpacked to 8 first, and 8 bits
+go to oneDNN where that is preferred."""
 _MANY_STRIPS = 8
 """For each thread, where they cannot all have as many: one of them then has an eighth more."""
 
@@ -37,8 +37,8 @@ class QuantizedLinear:
 
     A call takes `[rows, inner]` in the dtype that the weight had and returns `[rows, columns]` in it, owned by the
     caller. With `is_exact` a row's result is the reference's to the last bit, whatever its neighbours; otherwise rows
-    of bfloat16 that oneDNN multiplies are rounded twice. `unpacked` is for weights of 4 bits, whose products one thread
-    at a time may ask for.
+    of bfloat16 that oneDNN multiplies are rounded twice. `unpacked` is for weights of 4 bits: their products may be
+    computed by one thread at a time.
     """
 
     __slots__ = ("_bias", "_few_rows", "_is_exact", "_no_zero_point", "_unpacked", "weight")
@@ -68,17 +68,17 @@ class QuantizedLinear:
 
     @property
     def has_single_rows(self) -> bool:
-        """Whether C code multiplies single rows of bfloat16, with VNNI."""
+        """True if C code multiplies single rows of bfloat16, with VNNI."""
         return self.weight.layout is not None and self.weight.dtype is torch.bfloat16 and has_onednn()
 
     @property
     def has_strips(self) -> bool:
-        """Whether its columns are whole strips of gates and as many of what they gate."""
+        """True if the columns are whole strips of gates and as many strips of gated numbers."""
         return self.weight.columns % (2 * COLUMNS) == 0
 
     @property
     def takes_many(self) -> bool:
-        """Whether the C code multiplies any number of rows with the numbers as they lie, in blocks of strips."""
+        """True if the C code multiplies any number of rows with the numbers as they lie, in blocks of strips."""
         layout = self.weight.layout
         is_whole = layout is not None and layout.bits == 8 and layout.block == COLUMNS
         return is_whole and not prefers_onednn()
@@ -107,7 +107,8 @@ class QuantizedLinear:
         return self._multiply_by_code(GATED, x if x.stride(1) == 1 else x.contiguous(), layout, strips * COLUMNS)
 
     def _find(self, rows: int) -> tuple[Layout | None, Tensor | None]:
-        """Where numbers lie for the C code, if so many rows are its own; what oneDNN multiplies them with otherwise."""
+        """Return the layout for the C code if it multiplies so many rows, and the packed tensor for oneDNN
+        otherwise."""
         weight = self.weight
         if weight.layout is None or rows <= self._few_rows:
             return weight.layout, weight.packed
@@ -140,7 +141,7 @@ class QuantizedLinear:
         )  # fmt: skip
 
     def scratch_bytes(self, rows: int) -> int:
-        """What `product` needs of room."""
+        """Bytes of scratch memory that `product` needs."""
         stride = _stride(self.weight.inner)
         return rows * (stride + 4 + 4 * stride // GROUP)
 
@@ -188,7 +189,7 @@ _BITS = 12
 
 @cache
 def prefers_onednn() -> bool:
-    """Whether many rows are oneDNN's: with a matrix unit it is the faster one, and without VNNI it has larger tiles.
+    """True if oneDNN multiplies many rows: it is faster with a matrix unit, and has larger tiles without VNNI.
 
     With VNNI alone the C code takes 0.91 to 0.97 of its time with the passes around it: 512 rows, two cores.
     """

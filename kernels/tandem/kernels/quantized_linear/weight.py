@@ -1,4 +1,4 @@
-"""A quantised weight in memory: made from a plain one, and what is known of where its numbers lie."""
+"""A quantised weight in memory: made from a plain one, with the layout found for its numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BITS = {"int8": 8, "int4": 4}
 MOST_INNER = 1 << 16
 """Sums of so many products of 8 bits fit 32."""
 PRODUCT, GATED, ROWS, SCALE, SCALE_BF16, BYTES, NIBBLES, UNPACK = range(8)
-"""What the C code is asked for."""
+"""Operations of the C code."""
 COLUMNS = 64
 """Of a block of 4 bits, and of what the C code gates at a time."""
 _GROUP_BYTES = COLUMNS + COLUMNS * GROUP // 2
@@ -137,7 +137,7 @@ class Unpacked:
         if (columns, inner) not in self._places:
             found = None
             if has_onednn():
-                # Numbers that tell one place from another, until the first weight is written over them.
+                # Numbers that distinguish one place from another, until the first weight is written over them.
                 numbers = torch.arange(columns * inner, dtype=torch.int32).mul_(7919).bitwise_right_shift_(5)
                 plain = numbers.remainder_(251).sub_(125).to(torch.int8).view(columns, inner)
                 packed: Tensor = torch.ops.onednn.qlinear_prepack(plain, None)
@@ -162,13 +162,13 @@ def unpacked_bytes(shapes: Iterable[tuple[int, int]], bits: int) -> int:
 
 @cache
 def has_onednn() -> bool:
-    """Whether oneDNN's products of u8 and s8 are there and exact: without VNNI they add pairs up in 16 bits."""
+    """True if oneDNN's products of u8 and s8 exist and are exact: without VNNI they add pairs up in 16 bits."""
     is_there = torch.backends.mkldnn.is_available() and hasattr(torch.ops.onednn, "qlinear_prepack")  # type: ignore[no-untyped-call]
     return is_there and cpu_level() >= CpuLevel.AVX512VNNI
 
 
 def find_layout(packed: Tensor, numbers: Tensor) -> Layout | None:
-    """Where int8 `numbers` lie in their `packed` form; None if nowhere that the C code knows.
+    """Find where int8 `numbers` lie in their `packed` form; None for a layout unknown to the C code.
 
     Compares up to 16 blocks, and all sums: oneDNN's compensation for rows with 128 added, minus the columns' sums, is
     behind the numbers.
@@ -195,7 +195,7 @@ def find_layout(packed: Tensor, numbers: Tensor) -> Layout | None:
 
 
 def _is_block(packed: Tensor, numbers: Tensor) -> bool:
-    """Whether `[inner / 4, block, 4]` has these columns, up to `block` of them."""
+    """True if `[inner / 4, block, 4]` has these columns, up to `block` of them."""
     columns, inner = numbers.shape
     return torch.equal(packed.transpose(0, 1).flatten(1)[:columns, :inner], numbers)
 

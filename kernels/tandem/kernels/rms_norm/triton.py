@@ -32,7 +32,7 @@ def _rms_norm_kernel(
     x = tl.load(x_ptr + row * x_stride + numbers, mask=mask, other=0.0)
     if HAS_ADDED:
         added = tl.load(added_ptr + row * added_stride + numbers, mask=mask, other=0.0)
-        x = (x.to(tl.float32) + added.to(tl.float32)).to(dtype)  # rounded, as whoever reads x next will see it
+        x = (x.to(tl.float32) + added.to(tl.float32)).to(dtype)  # rounded, as the next reader of x sees it
         tl.store(x_ptr + row * x_stride + numbers, x, mask=mask)
     x = x.to(tl.float32)
     normed = x * tl.rsqrt(tl.sum(x * x, 0) / WIDTH + eps)

@@ -14,11 +14,11 @@ __all__ = ["choose_token"]
 def choose_token(
     scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniforms: Tensor, *, backend: str | None = None
 ) -> Tensor:
-    """The token of every row at which the falling order of its kept scores passes `uniform` of their mass.
+    """Return each row's token at which the falling order of its kept scores passes `uniform` of their mass.
 
     scores: fp32 `[n, vocab]`, the best of a row 0, none above; -inf forbids a token. Equal scores count by rising id.
     top_k: int64 `[n]`, 0 keeps all; scores equal to the k-th stay. top_p: float64 `[n]`, 1 keeps all: the smallest set
-    whose share of what top_k left reaches it (Holtzman et al. 2020, section 3.1). min_p: float64 `[n]`, 0 keeps all:
+    that reaches this share of what top_k left (Holtzman et al. 2020, section 3.1). min_p: float64 `[n]`, 0 keeps all:
     tokens at least so likely as a share of the best. uniforms: float64 `[n]` in [0, 1).
     Returns int64 `[n]`. Raises ValueError (shapes) or TypeError (dtypes). Never synchronises; launches depend on shapes
     alone. Sums are float64: the same token on every device but where a uniform falls within rounding of an edge.

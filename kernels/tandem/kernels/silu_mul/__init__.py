@@ -41,6 +41,6 @@ def silu_mul(gate_up: Tensor, *, backend: str | None = None) -> Tensor:
 
 
 def is_native(gate_up: Tensor, backend: str | None = None) -> bool:
-    """Whether `silu_mul` is C code for such `gate_up`, if contiguous: it computes each number like all others."""
+    """True if `silu_mul` is C code for such `gate_up`, if contiguous: it computes each number like all others."""
     is_whole = gate_up.shape[1] // 2 % _LANES == 0 and gate_up.dtype in _DTYPES
     return is_whole and uses_native(gate_up.device, backend) and LIBRARY.is_available()

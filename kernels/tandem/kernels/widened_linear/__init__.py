@@ -1,5 +1,6 @@
-"""Products of bfloat16 on CPUs whose libraries have no fast ones: in float32. Few rows by C code that reads the weight
-as it is, many by torch, a slice of the weight at a time. Torch's own in bfloat16 take up to 500 times as long."""
+"""Computes products of bfloat16 in float32, on CPUs where the libraries have no fast ones. Few rows go to C code that
+reads the weight as it is, many to torch, a slice of the weight at a time. Torch's own in bfloat16 take up to 500 times
+as long."""
 
 from __future__ import annotations
 
