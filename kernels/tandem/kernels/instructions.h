@@ -1,4 +1,4 @@
-/* Which vector instructions this CPU has, by name; a library has code for some of them and chooses when it runs. */
+/* This CPU's vector instructions, by name; a library has code for some of them and chooses when it runs. */
 
 #pragma once
 
@@ -8,7 +8,7 @@
 
 enum instructions { NONE = 0, AVX2 = 1, AVX512 = 2, AVX512_BF16 = 3 };
 
-/* Whether one instruction rounds float32 to bfloat16: AVX512-BF16 has it, which flushes what is below 2^-126. */
+/* True if one instruction rounds float32 to bfloat16: AVX512-BF16 has it, which flushes numbers below 2^-126. */
 static int rounds_in_one;
 
 /* The best up to `best`, or the named one; NONE if this CPU has not got it. */

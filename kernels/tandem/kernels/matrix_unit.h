@@ -29,7 +29,7 @@ static int may_use_amx(void) {
 __attribute__((target("amx-tile"))) static inline void set_tiles(const int64_t rows[8]) {
     struct tiles tiles = {.palette = 1};
     for (int i = 0; i < 8; i++) tiles.row_bytes[i] = 64, tiles.rows[i] = (uint8_t)rows[i];
-    __asm__ volatile("" : : "r"(&tiles) : "memory"); /* the intrinsic says to compilers that it reads 8 bytes */
+    __asm__ volatile("" : : "r"(&tiles) : "memory"); /* the intrinsic declares a read of 8 bytes only */
     _tile_loadconfig(&tiles);
 }
 

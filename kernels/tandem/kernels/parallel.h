@@ -1,5 +1,5 @@
-/* Parallel regions on the threads that torch computes with: its OpenMP library is in the process, and no second pool of
-   threads would leave the first one's cores alone. Where there is none, one thread does all. */
+/* Parallel regions on torch's compute threads: its OpenMP library is in the process, and a second pool of threads would
+   compete for the same cores. Without the library one thread does all. */
 
 #pragma once
 

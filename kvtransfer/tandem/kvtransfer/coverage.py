@@ -1,6 +1,6 @@
-"""Which cells (group, block, layer, head) of a ticket have arrived on this rank. Not thread-safe; moves no bytes.
+"""Records the cells (group, block, layer, head) of a ticket that have arrived on this rank. Moves no bytes.
 
-Most frames bring a piece of the ticket's blocks, in its order, of which each has as much as the others: such a run is
+Not thread-safe. Most frames bring a run of the ticket's blocks, in its order, each with the same cells: such a run is
 judged as a whole, anything else block by block, with the same result.
 """
 
@@ -27,7 +27,7 @@ class _Part:
 
 
 class _Group:
-    """The blocks that a ticket names of one group, and a mask of what has come for each, in the ticket's order."""
+    """The blocks that a ticket names of one group, and a mask of arrived cells for each, in the ticket's order."""
 
     def __init__(self, pool: PoolAccess, form: PayloadForm, blocks: tuple[BlockId, ...]) -> None:
         self.form, self.blocks = form, blocks
@@ -39,7 +39,7 @@ class _Group:
         self._asked: tuple[tuple[BlockId, ...], slice | None] = (), None
 
     def part(self, layers: range, heads: range) -> _Part | None:
-        """None where they lie outside the group. Most frames of a transfer have the same."""
+        """Return the part, or None if it lies outside the group. Most frames of a transfer have the same."""
         known = self._parts.get((layers, heads))
         if known is not None or not is_within(layers, self._layers) or not is_within(heads, self._heads):
             return known
@@ -52,7 +52,7 @@ class _Group:
         return made
 
     def run(self, blocks: tuple[BlockId, ...]) -> slice | None:
-        """Where they lie in the ticket's order, if one after another. Asked several times for each frame."""
+        """Return the places of `blocks` in the ticket's order if they are contiguous. Called several times a frame."""
         if blocks is not self._asked[0]:
             first = self.places.get(blocks[0]) if blocks else None
             where = slice(0) if first is None else slice(first, first + len(blocks))
@@ -60,7 +60,7 @@ class _Group:
         return self._asked[1]
 
     def held(self, run: slice) -> int | None:
-        """What has come for the blocks of a run, if it is the same for each."""
+        """Return the mask of arrived cells if it is the same for all blocks of a run."""
         held = self.arrived[run]
         return held[0] if held.count(held[0]) == len(held) else None
 
@@ -107,7 +107,7 @@ class Coverage:
         return self._groups[group].form
 
     def has_new(self, frame: Frame) -> bool:
-        """Whether the frame (checked before) brings any cell that has not arrived."""
+        """True if the frame (checked before) brings any cell that has not arrived."""
         group, mask = self._of(frame)
         run = group.run(frame.blocks)
         if run is not None and (held := group.held(run)) is not None:
@@ -115,7 +115,7 @@ class Coverage:
         return any(mask & ~group.arrived[group.places[block]] for block in frame.blocks)
 
     def mark(self, frame: Frame) -> int:
-        """Note the frame's cells as arrived; the number of blocks that became complete by it."""
+        """Record the frame's cells as arrived; return the number of blocks that became complete by it."""
         group, mask = self._of(frame)
         blocks, run = frame.blocks, group.run(frame.blocks)
         if run is not None and (held := group.held(run)) is not None:

@@ -1,7 +1,7 @@
-"""Payloads that stay in a device's memory, as the core sees them: what can be done with one, not what it is. No torch.
+"""Payloads that stay in a device's memory, as the core sees them: their operations, not their form. No torch.
 
 A link between devices offers rooms to gather into; at the other end arrives a payload that can be scattered, summed or
-fetched. It lies in memory of the sender's: it counts only if `is_withdrawn` is false once all of it was read.
+fetched. It lies in the sender's memory: it counts only if `is_withdrawn` is false once all of it was read.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class DeviceRoom(ABC):
     def gather(
         self, pool: PoolAccess, source: TokenRun, layers: range, heads: range, target_tokens: int
     ) -> tuple[int, Checksum]:
-        """Fill it with tokens of a pool that the link `suits`; the payload's checksum. Errors are the pool's.
+        """Fill it with tokens of a pool that the link `suits`; return the checksum. Errors are the pool's.
 
         On return the source is read to its end.
         """
 
     @abstractmethod
     def checksum(self) -> tuple[int, Checksum]:
-        """Of whatever lies in it: a probe carries that."""
+        """Checksum of the room's present content, for a probe."""
 
     def __enter__(self) -> DeviceRoom:
         return self
@@ -44,7 +44,7 @@ class DeviceRoom(ABC):
 
 
 class DevicePayload(ABC):
-    """One frame's payload at the receiver, on the thread that was handed it, for the time of the call."""
+    """One frame's payload at the receiver, on the thread that received it, for the time of the call."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -52,11 +52,11 @@ class DevicePayload(ABC):
     @property
     @abstractmethod
     def is_withdrawn(self) -> bool:
-        """Whether the sender has given up the transfer, or its memory to another payload. Once true, always true."""
+        """True if the sender gave up the transfer, or reused the memory for another payload. Once true, always true."""
 
     @abstractmethod
     def suits(self, pool: PoolAccess) -> bool:
-        """Whether it can be scattered into `pool` without leaving the device."""
+        """True if it can be scattered into `pool` without leaving the device."""
 
     @abstractmethod
     def scatter(self, pool: PoolAccess, blocks: Sequence[BlockId], layers: range, heads: range, kind: Checksum) -> int:
@@ -75,11 +75,11 @@ class DevicePayload(ABC):
 
 
 class DeviceLink(ABC):
-    """What a link has on top of `transports.base.Link` if payloads can stay on the device."""
+    """Methods of a link, beyond `transports.base.Link`, for payloads that can stay on the device."""
 
     @abstractmethod
     def suits(self, pool: PoolAccess) -> bool:
-        """Whether rooms of this link can be filled from `pool`."""
+        """True if rooms of this link can be filled from `pool`."""
 
     @abstractmethod
     def reserve_on_device(self, size: int) -> DeviceRoom:
@@ -95,8 +95,8 @@ class DeviceLink(ABC):
 
     @abstractmethod
     def withdraw(self, transfer: TransferId, attempt: Attempt) -> None:
-        """From any thread: payloads of this transfer that are under way count no more. Does not wait."""
+        """From any thread: payloads of this transfer that are in flight no longer count. Does not wait."""
 
 
 Payload = memoryview | DevicePayload
-"""What an intake is handed."""
+"""The type of payload that an intake accepts."""

@@ -1,6 +1,6 @@
-"""What a transfer's two ends report to the roles. Delivered from transport threads, or from the thread of the call
-that caused them; the callback must not block. A transfer has exactly one outcome at each end, save that a verified
-one may still be cancelled by its owner."""
+"""Events that a transfer's two ends report to the roles. Delivered from transport threads, or from the thread of the
+call that caused them; the callback must not block. A transfer has exactly one outcome at each end, except that its
+owner may still cancel a verified one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The frame, what a sender tells a receiver, and the reply. One codec for all transports; no sockets.
+"""The frame from a sender to a receiver, and the reply. One codec for all transports; no sockets.
 
     ┌ header, 76 bytes, little-endian ──────────────────────────────┐┌ blocks ──┐┌ payload ─────────────────────┐
     │ magic version kind codec  transfer attempt  incarnations      ││ u32 each ││ [blocks, layers, planes,     │
@@ -42,7 +42,7 @@ class MalformedFrameError(ValueError):
 
 
 class FrameKind(IntEnum):
-    """OPEN binds a transfer to the connection, DATA carries blocks, FINISH says that all were sent, ABORT gives up.
+    """OPEN binds a transfer to the connection, DATA carries blocks, FINISH ends the data, ABORT gives up.
 
     PROBE carries bytes of no transfer, to measure the link: they are summed, dropped and acknowledged.
     """

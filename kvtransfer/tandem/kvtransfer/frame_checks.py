@@ -1,5 +1,5 @@
-"""What a frame must pass before a byte of it counts, each rule on its own: tests switch one off and must see a promise
-broken. One more guard, coverage, is `Coverage.is_complete`."""
+"""Checks that a frame must pass before a byte of it counts. Each is its own function: tests disable one and must see a
+promise broken. One more guard, coverage, is `Coverage.is_complete`."""
 
 from __future__ import annotations
 
@@ -35,5 +35,5 @@ def is_intact(frame: Frame, crc: int) -> bool:
 
 
 def is_current(payload: Payload) -> bool:
-    """What was read out of the sender's memory was still this frame's when the reading ended. Ask when it has."""
+    """The bytes read from the sender's memory were still this frame's when the reading ended. Call it after that."""
     return isinstance(payload, memoryview) or not payload.is_withdrawn

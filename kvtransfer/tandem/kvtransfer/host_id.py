@@ -1,4 +1,4 @@
-"""Which machine this is, so that a sender knows whether shared memory can work and clocks can be compared."""
+"""Identifies this machine, so that a sender knows whether shared memory can work and clocks can be compared."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def host_id() -> str:
-    """`boot:view`: the boot of the kernel and its clock, then what tells containers on it apart (pid namespace, name).
+    """`boot:view`: the kernel's boot and its clock, then what distinguishes containers on it (pid namespace, name).
 
     Equal ids make shared memory worth a try, no more: the attempt to connect decides.
     """
@@ -16,7 +16,7 @@ def host_id() -> str:
 
 
 def shares_clock(host: str, other: str) -> bool:
-    """Whether monotonic clocks of two host ids have one origin."""
+    """True if monotonic clocks of two host ids have one origin."""
     return host.partition(":")[0] == other.partition(":")[0]
 
 
@@ -29,7 +29,7 @@ def _boot() -> str:
 
 
 def _namespace(kind: str) -> str:
-    """The inode of one of this process's namespaces, empty where the kernel does not say."""
+    """Inode of one of this process's namespaces, empty where the kernel does not provide it."""
     try:
         return os.readlink(f"/proc/self/ns/{kind}").partition("[")[2].rstrip("]")
     except OSError:

@@ -1,4 +1,4 @@
-"""What a link is asked to send, and how a job becomes frames. Starts no thread: whoever iterates, sends.
+"""Jobs queued on a link, and their cutting into frames. Starts no thread: the iterating thread sends.
 
 Every decision about a frame (may it still be read, does its transfer wait for it) is made here, under its transfer's
 lock, one frame at a time.
@@ -47,7 +47,7 @@ class Control:
 class FrameWriter:
     """Writes jobs for one rank of a receiver into a link, for one thread.
 
-    `on_broken` is told of a transfer whose source could not be read; that ends the transfer, not the link.
+    `on_broken` is called with a transfer and its failed source; that ends the transfer, not the link.
     """
 
     def __init__(self, dest_rank: Rank, *, on_broken: Callable[[Outgoing, str], None], clock: Clock) -> None:
@@ -56,7 +56,7 @@ class FrameWriter:
         self.bytes = 0
         """Payload written so far, over all transfers."""
         self.finished: TransferId | None = None
-        """The transfer whose end was written last."""
+        """The last transfer with its end written."""
 
     def write(self, link: Link, job: Push | Control) -> Iterator[None]:
         """Send one job's frames, one an iteration; stops early when its transfer ends. Raises LinkClosedError."""
@@ -123,7 +123,7 @@ class FrameWriter:
 
 
 def _room(link: Link, device: DeviceLink | None, job: Push, part: FrameSlice) -> memoryview | DeviceRoom:
-    """Where the payload goes: on the device if link, pool and form allow it. Raises LinkClosedError."""
+    """Reserve memory for the payload: on the device if link, pool and form allow it. Raises LinkClosedError."""
     if device is None or not job.outgoing.forms[job.group].is_written_as(job.pool.spec.dtype):
         return link.reserve(part.payload_bytes)
     return device.reserve_on_device(part.payload_bytes) if device.suits(job.pool) else link.reserve(part.payload_bytes)

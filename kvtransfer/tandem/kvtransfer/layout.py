@@ -1,4 +1,4 @@
-"""Which bytes go where: heads of a source rank to destination ranks, and a push cut into frames. Pure arithmetic.
+"""Maps heads of a source rank to destination ranks, and cuts a push into frames. Pure arithmetic.
 
 Any P-TP to D-TP split is a slice of heads:
 
@@ -30,7 +30,7 @@ class HeadRoute:
 
 
 class FrameSlice(NamedTuple):
-    """What one frame carries of a push: `source`, cut into the receiver's blocks, goes to `dest_blocks`."""
+    """The part of a push in one frame: `source`, cut into the receiver's blocks, goes to `dest_blocks`."""
 
     source: TokenRun
     dest_blocks: tuple[BlockId, ...]
@@ -42,7 +42,7 @@ class FrameSlice(NamedTuple):
 
 @lru_cache(maxsize=256)
 def head_routes(spec: KVGroupSpec, source_tp: int, source_rank: int, dest_tp: int) -> tuple[HeadRoute, ...]:
-    """Where `source_rank`'s heads go. Over all source ranks, every head reaches every destination rank once.
+    """Routes of `source_rank`'s heads. Over all source ranks, every head reaches every destination rank once.
 
     Where several source ranks hold a head, destination ranks take turns among them.
     """

@@ -1,8 +1,8 @@
-"""Leases of transfers: which of them the other end still names. Pure bookkeeping on the owner's clock and thread.
+"""Leases of transfers, renewed by the other end's reports. Pure bookkeeping on the owner's clock and thread.
 
-Each end says once a second which transfers with a peer it still works on. A peer that is heard, but does not name one
-for a lease, has forgotten it (its role restarted, a message was lost): nobody will ever end that transfer there, so it
-is ended here. A peer that is not heard at all is the control channel's business: silence closes it.
+Each end reports once a second its open transfers with a peer. A peer that reports, but does not name one for a lease,
+has forgotten it (its role restarted, a message was lost): it will never end that transfer, so this end does. A peer
+that sends no report at all is left to the control channel, which closes on silence.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class _Lease:
 
 
 class TransferLeases:
-    """The transfers open here with each peer. `say` tells what is due, `hear` takes in what peers said.
+    """The transfers open here with each peer. `say` returns due reports, `hear` takes in the peers' reports.
 
-    When a transfer is opened its peer may not know of it yet, so a lease starts to run down with the first word from
-    the peer that leaves it out, and is whole again with the first that names it. It is over with a word that leaves
-    it out a lease after the first: time in which the peer said nothing proves nothing.
+    When a transfer is opened its peer may not know of it yet, so a lease starts to run down with the peer's first
+    report that omits it, and is renewed by the first that names it. It expires with a report that omits it a lease
+    after the first: silence of the peer proves nothing.
     """
 
     def __init__(self, lease_s: float = LEASE_S, say_every_s: float = SAY_EVERY_S) -> None:
@@ -46,17 +46,17 @@ class TransferLeases:
         self._leases[transfer] = _Lease((peer, incarnation))
 
     def close(self, transfer: TransferId) -> None:
-        """This end is done with it, however it ended; unknown ones are ignored."""
+        """Close the transfer at this end, however it ended; unknown ones are ignored."""
         lease = self._leases.pop(transfer, None)
         if lease is not None and not any(other.peer == lease.peer for other in self._leases.values()):
             self._said_s.pop(lease.peer, None)
 
     def open_with(self, peer: WorkerId, incarnation: Incarnation) -> list[TransferId]:
-        """What this end works on with that incarnation of the peer, oldest first."""
+        """Transfers open at this end with that incarnation of the peer, oldest first."""
         return [transfer for transfer, lease in self._leases.items() if lease.peer == (peer, incarnation)]
 
     def say(self, now_s: float) -> dict[Peer, list[TransferId]]:
-        """What is to be said now: for each peer that was told nothing for a while, everything open with it."""
+        """Return the reports that are due: per peer without a recent one, all open transfers with it."""
         due: dict[Peer, list[TransferId]] = {}
         for transfer, lease in self._leases.items():
             if lease.peer in due:
@@ -67,7 +67,7 @@ class TransferLeases:
         return due
 
     def hear(self, peer: WorkerId, incarnation: Incarnation, named: Iterable[int], now_s: float) -> None:
-        """The peer, in this incarnation, named all that it works on with us."""
+        """Take in a report: the peer, in this incarnation, named all transfers open with this end."""
         here: Collection[int] = frozenset(named)
         for transfer, lease in self._leases.items():
             if lease.peer != (peer, incarnation):
@@ -80,5 +80,5 @@ class TransferLeases:
                 lease.is_overdue = True
 
     def overdue(self) -> list[TransferId]:
-        """Transfers that a peer, though heard, has not named for a whole lease."""
+        """Transfers that a reporting peer has not named for a whole lease."""
         return [transfer for transfer, lease in self._leases.items() if lease.is_overdue]

@@ -1,7 +1,7 @@
-"""What the transfers of one link achieve while it is busy, and whether that is far from what was measured. Pure.
+"""Throughput of one link's transfers while it is busy, and whether it is far from the measured one. Pure.
 
 Busy: a job is being written (which waits while the window is full), or all of a transfer was written and the receiver
-has not answered yet. Time in which a prompt is computed and nothing is under way counts for nobody.
+has not answered yet. Time in which a prompt is computed and nothing is in flight does not count.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ FAR = 4.0
 ENOUGH_BYTES, ENOUGH_TRANSFERS = 64 << 20, 32
 """… once so much went over it, or so many …"""
 LEAST_BUSY_S = 0.25
-"""… and it was busy for so long: less than that says more about the machine's scheduler than about the link."""
+"""… and it was busy for so long: less than that reflects the machine's scheduler more than the link."""
 
 TELLING_BYTES = 1 << 20
-"""Less than that has no rate worth telling: it is round trips."""
+"""A smaller transfer has no meaningful rate: its time is round trips."""
 
 
 class LinkMeter:
-    """The link's thread writes, its reply thread answers, anybody asks."""
+    """Meters one link: the link's thread writes, its reply thread answers, any thread reads."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -74,13 +74,13 @@ class LinkMeter:
             return self._rate_now() or self._last_rate
 
     def is_far_above(self, bytes_per_s: float) -> bool:
-        """Whether it carried FAR times as much as a link of that speed would have while it was busy."""
+        """True if it carried FAR times as much as a link of that speed would have while it was busy."""
         with self._lock:
             busy_s = self._busy_now_s()
             return self._bytes >= ENOUGH_BYTES and 0 < FAR * busy_s * bytes_per_s < self._bytes
 
     def is_far_below(self, bytes_per_s: float, latency_s: float) -> bool:
-        """Whether the link was busy FAR times as long as a link with these figures would have been."""
+        """True if the link was busy FAR times as long as a link with these figures would have been."""
         with self._lock:
             busy_s = self._busy_now_s()
             is_enough = self._bytes >= ENOUGH_BYTES or self._transfers >= ENOUGH_TRANSFERS

@@ -1,7 +1,7 @@
-"""What is known of the links from this host: measured here or learned from others, and what failed. No sockets.
+"""Known speeds and failures of the links from this host, measured here or learned from others. No sockets.
 
 A speed belongs to a pair of hosts and a transport, whichever workers measured it. A failure belongs to one receiving
-worker too: one worker that cannot be reached says nothing about its neighbours.
+worker too: one unreachable worker implies nothing about its neighbours.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ MARGIN = 1.25
 """A transport that stands later in the order must be faster by this factor: measurements are brief, and so noisy."""
 MAX_ROWS = 10_000
 SAME_S = 1.0
-"""What others tell of a failure closer than that to a known one is that one, told with another clock's error."""
+"""A failure learned from others, this close to a known one, is the same one with another clock's error."""
 TURN_S = 2.0
-"""Longest wait for a turn: who measures for longer talks to a worker that stands still, and moves no byte meanwhile."""
+"""Longest wait for a turn: a longer measurement talks to a worker that stands still, and moves no byte meanwhile."""
 _TURN_POLL_S = 0.1
 
 
@@ -36,7 +36,7 @@ class _Row:
 
 
 class LinkSpeeds:
-    """Thread-safe. What `note` brings is news for others too; what `learn` brings is not."""
+    """Thread-safe. Rows added by `note` are news for others too; rows added by `learn` are not."""
 
     def __init__(self, clock: Clock, *, fresh_s: float = FRESH_S, first_retry_s: float = FIRST_RETRY_S) -> None:
         self._clock, self._fresh_s, self._first_retry_s = clock, fresh_s, first_retry_s
@@ -47,7 +47,7 @@ class LinkSpeeds:
         self._turns: dict[tuple[str, str], threading.Lock] = {}
 
     def note(self, speed: LinkSpeed) -> None:
-        """Just measured here, or just failed."""
+        """Record a speed just measured here, or a failure."""
         with self._lock:
             now_s = self._clock.now_s()
             self._put(speed, now_s)
@@ -56,7 +56,7 @@ class LinkSpeeds:
             del self._news[:-MAX_ROWS]
 
     def learn(self, rows: Iterable[LinkSpeed]) -> None:
-        """What others measured, `age_s` ago; the younger of two counts."""
+        """Take in rows that others measured `age_s` ago; of two for one route the younger counts."""
         with self._lock:
             now_s = self._clock.now_s()
             for row in rows:
@@ -64,7 +64,7 @@ class LinkSpeeds:
             self._forget(now_s)
 
     def take_news(self) -> list[LinkSpeed]:
-        """What was noted since the last call."""
+        """Return the rows noted since the last call."""
         with self._lock:
             news, self._news = self._news, []
             now_s = self._clock.now_s()
@@ -95,7 +95,7 @@ class LinkSpeeds:
             return "" if row is None else row.speed.failure
 
     def is_barred(self, route: Route, peer: str) -> bool:
-        """Whether it failed so recently that it is not worth another try yet: pauses double up to LAST_RETRY_S."""
+        """True if it failed too recently for another try: pauses double up to LAST_RETRY_S."""
         with self._lock:
             row = self._failures.get((route, peer))
             if row is None:
@@ -104,7 +104,7 @@ class LinkSpeeds:
             return self._clock.now_s() - row.at_s < pause_s
 
     def fastest_to(self, peer: str, from_host: str) -> float | None:
-        """Bytes a second of the fastest transport to a worker that somebody on `from_host` has measured."""
+        """Bytes a second of the fastest transport to a worker, as measured on `from_host`."""
         with self._lock:
             hosts = {row.speed.to_host for row in self._speeds.values() if row.speed.peer == peer}
             found = [
@@ -116,8 +116,8 @@ class LinkSpeeds:
 
     @contextlib.contextmanager
     def turn(self, from_host: str, to_host: str, is_wanted: Callable[[], bool]) -> Iterator[bool]:
-        """One at a time measures between two hosts, but nobody waits longer than TURN_S; False if it is not wanted any
-        more."""
+        """Give one measurement at a time between two hosts its turn, after TURN_S at the latest; yield False if it is
+        no longer wanted."""
         with self._lock:
             turn = self._turns.setdefault((from_host, to_host), threading.Lock())
         for _ in range(round(TURN_S / _TURN_POLL_S)):
@@ -151,7 +151,7 @@ class LinkSpeeds:
 
 
 def fastest(speeds: Sequence[float]) -> int:
-    """Which of several transports to take, given their speeds in the default order: near the best, the earlier one."""
+    """Index of the transport to take, given speeds in the default order: the first one near the best."""
     best = 0
     for place, speed in enumerate(speeds):
         if speed > speeds[best] * MARGIN:

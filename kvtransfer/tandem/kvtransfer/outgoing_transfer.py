@@ -20,7 +20,7 @@ from tandem.kvtransfer.wire_codec import PayloadForm, codec_named
 
 
 class Outgoing:
-    """`lock` guards the state and is held while the source is read: whoever ends the transfer under it knows that
+    """`lock` guards the state and is held while the source is read: once a caller has ended the transfer under it,
     nothing reads the source any more. Each method that ends it returns the one event to report, or None."""
 
     def __init__(self, ticket: Ticket, pools: Mapping[GroupId, PoolAccess], rank: Rank, clock: Clock) -> None:
@@ -35,7 +35,7 @@ class Outgoing:
         self.lock = threading.Lock()
         self.bytes = 0
         self.is_finishing = False
-        self.is_unwanted = False  # set before the lock is waited for, so that no stream of frames can delay an end
+        self.is_unwanted = False  # set before the lock is acquired, so that no stream of frames can delay an end
         self._state = TransferState(clock)
         dest_tp = len(dest_ranks)
         named = {blocks.group: pools[blocks.group] for blocks in ticket.groups}
@@ -57,11 +57,11 @@ class Outgoing:
         return self._state.can_move_bytes and not self.is_unwanted
 
     def snapshot(self) -> OpenTransfer:
-        """What it is and how far it got."""
+        """Snapshot of the transfer and its progress."""
         return open_transfer(self.ticket, self._state, self.bytes)
 
     def is_promised(self, group: GroupId, blocks: frozenset[BlockId]) -> bool:
-        """Whether the ticket reserved all of `blocks`."""
+        """True if the ticket reserved all of `blocks`."""
         return group in self._dest_blocks and blocks <= self._dest_blocks[group]
 
     def frame(self, kind: FrameKind, dest_rank: Rank, **fields: Any) -> Frame:
@@ -80,7 +80,8 @@ class Outgoing:
             self._state.to(TransferPhase.PUSHING)
 
     def at_fence(self, withdraw: Callable[[TransferId, Attempt], None]) -> None:
-        """Called with this transfer when it is given up, under `lock`, once, however often named; `lock` is held."""
+        """Register a call for when this transfer is given up: under `lock`, once, however often named; `lock` is
+        held."""
         self._withdrawals.add(withdraw)
 
     def note_finish(self, dest_rank: Rank) -> None:
@@ -97,7 +98,7 @@ class Outgoing:
             return self._conclude()
 
     def finish_unfed(self) -> SenderEvent | None:
-        """This rank has nothing to send to anybody: done as soon as it is finished."""
+        """End a transfer for which this rank has nothing to send: done as soon as it is finished."""
         with self.lock:
             if self._state.can_move_bytes and not self.dest_ranks:
                 self.begin()
@@ -105,7 +106,7 @@ class Outgoing:
             return self._conclude()
 
     def fail(self, reason: str) -> SendFailed | None:
-        """Something broke; waits for a read in progress."""
+        """Fail after an error; waits for a read in progress."""
         self.is_unwanted = True
         with self.lock:
             if not self._state.can_be_given_up:
@@ -115,7 +116,7 @@ class Outgoing:
             return SendFailed(transfer=self.ticket.transfer, reason=reason)
 
     def cancel(self) -> Quiesced | None:
-        """Nobody wants it any more; waits for a read in progress."""
+        """Cancel an unwanted transfer; waits for a read in progress."""
         self.is_unwanted = True
         with self.lock:
             if not self._state.can_be_given_up:

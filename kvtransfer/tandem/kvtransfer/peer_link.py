@@ -3,7 +3,7 @@
 push ──▶ queue ──▶ [link thread: reserve window → gather and checksum under the transfer's lock → commit]
                    [reply thread: credit back to the window; done and failed → sender]
 
-With a table of speeds it measures its transports where nobody did, and again when its transfers run far below that.
+With a table of speeds it measures transports that have no measurement, and again when its transfers run far below one.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from tandem.kvtransfer.transports.dialer import Candidate, dial, dial_first
 
 _log = logging.getLogger(__name__)
 IDLE_S = 0.2
-"""Nothing to send for so long: time to look after the link itself."""
+"""Idle time after which the link maintains itself."""
 REST_S = 5.0
-"""After that, if nothing was to be done: only time changes what may be due, a failure that is tried again at the
-earliest 10 s later."""
+"""Idle time after that, if nothing was due: only time changes that, a failure is tried again at the earliest 10 s
+later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkInfo:
-    """A link as shown to people: `transport` is empty while it dials; `reason` says why this one was chosen.
+    """A link as displayed: `transport` is empty while it dials; `reason` is why this one was chosen.
 
     `unused`: transports that would come before it, each with why it was not taken. 0 = not measured, nothing sent.
     """
@@ -60,7 +60,7 @@ class LinkInfo:
 
 @dataclass(frozen=True, slots=True)
 class LinkKey:
-    """What makes two tickets share a link: the receiver and one rank's endpoints (a restart changes them)."""
+    """Tickets with equal keys share a link: the receiver and one rank's endpoints (a restart changes them)."""
 
     worker: WorkerId
     rank: Rank
@@ -103,7 +103,7 @@ class PeerLink:
         self._opened: Line | None = None  # the link thread's
 
     def start(self, options: Sequence[Candidate], peer: Peer, secret: ClusterSecret) -> None:
-        """Dial in the background; jobs wait meanwhile. Raises RuntimeError if there is no thread to be had."""
+        """Dial in the background; jobs wait meanwhile. Raises RuntimeError if no thread is available."""
         run = threading.Thread(target=self._run, args=(options, peer, secret), name="kv-out", daemon=True)
         self._thread = run
         run.start()
@@ -154,7 +154,7 @@ class PeerLink:
         except LinkClosedError as error:
             self._give_up(str(error))
             return
-        except Exception as error:  # noqa: BLE001 - top of a thread: what waits for the link must hear that there is none
+        except Exception as error:  # noqa: BLE001 - top of a thread: waiting transfers must learn that there is no link
             _log.exception("transfer_link_broke")
             self._give_up(f"the link could not be made: {error}")
             return
@@ -162,7 +162,7 @@ class PeerLink:
             while (job := self._next_job(line)) is not None:
                 self._write(line.link, job)
         except LinkClosedError:
-            pass  # the reply thread knows why, and tells
+            pass  # the reply thread knows why, and reports it
         finally:
             line.end()
             if self._care is not None:
@@ -183,7 +183,7 @@ class PeerLink:
                 self._link = link
                 if self._is_closed:
                     link.close()
-            self._opened = line  # first: without a thread to be had it is ended all the same
+            self._opened = line  # first: if no thread is available it is ended all the same
             line.start()
             return line
 
@@ -208,7 +208,7 @@ class PeerLink:
         return chosen.line
 
     def _next_job(self, line: Line) -> Push | Control | None:
-        """The next job; while there is none, or none for long enough, the link is looked after."""
+        """Return the next job; while there is none, or after a long busy time, maintain the link."""
         if self._care is None:
             return self._jobs.get()
         pause_s = IDLE_S

@@ -22,7 +22,7 @@ __all__ = ["DeviceAccess", "HostPool", "PoolAccess", "TokenRun", "is_within", "p
 class TokenRun:
     """The tokens of `blocks`, one after another, from the token `offset_tokens` of the first block on.
 
-    `tokens`: so many of them are somebody's; what follows is whatever the block held before. None = all.
+    `tokens`: so many of them are valid; what follows is whatever the block held before. None = all.
     """
 
     blocks: tuple[BlockId, ...]
@@ -31,7 +31,7 @@ class TokenRun:
     tokens: int | None = None
 
     def reaches(self, targets: int, target_tokens: int) -> bool:
-        """Whether each block of the run gives a token to, and the run reaches into the last of, so many blocks."""
+        """True if the run spans `targets` blocks: each of its blocks gives a token, and the last target gets one."""
         if not 0 <= self.offset_tokens < self.block_tokens:
             return False
         if not self.blocks or not targets:
@@ -64,7 +64,7 @@ class PoolAccess(Protocol):
     def read_into(self, blocks: Sequence[BlockId], layers: range, heads: range, out: memoryview) -> int:
         """Gather the named slices into `out`, which has exactly their size.
 
-        Nobody may write them meanwhile: a checksum that does not fit what was copied would fail the attempt.
+        The slices must not be written meanwhile: a checksum that does not fit what was copied would fail the attempt.
         """
         ...
 

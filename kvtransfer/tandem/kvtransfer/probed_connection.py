@@ -36,8 +36,8 @@ class Measured:
 
 
 class Line:
-    """Owns the link from `start` to `end`. `on_reply` and `on_end` are called on the reading thread, and `on_reply` not
-    for answers to probes; `on_end` once, with the reason, whoever ended it. One thread sends."""
+    """Owns the link from `start` to `end`. `on_reply` and `on_end` are called on the reading thread, `on_reply` not for
+    answers to probes, `on_end` once, with the reason, whichever side ended it. One thread sends."""
 
     def __init__(
         self, link: Link, *, on_reply: Callable[[Reply], None], on_end: Callable[[Line, str], None], clock: Clock
@@ -50,20 +50,20 @@ class Line:
         self._thread = threading.Thread(target=self._read, name="kv-out-replies", daemon=True)
 
     def start(self) -> None:
-        """Raises RuntimeError if there is no thread to be had; `end` gives everything back then too."""
+        """Raises RuntimeError if no thread is available; `end` gives everything back then too."""
         self._thread.start()
 
     def end(self) -> None:
         """Hang up, and give everything back once nothing uses it. Not from the reading thread."""
         self.link.close()
-        if self._thread.ident is not None:  # else `start` found no thread to be had
+        if self._thread.ident is not None:  # else `start` found no thread
             self._thread.join()
         self.link.release()
 
     def measure(self, rank: Rank) -> Measured:
         """Send probes to that rank: small ones for the latency, then rounds of doubling size, each answered in full
         before the next, up to MOST_BYTES, or to MOST_S without the longest of them: a process that stands still for a
-        moment says nothing about the link. Raises LinkClosedError, also if answers fail to come."""
+        moment reveals nothing about the link. Raises LinkClosedError, also if answers fail to come."""
         trips = [self._round(rank, PING_BYTES, PING_BYTES) for _ in range(PINGS)]
         latency_s = statistics.median(trips)
         most = self.link.max_payload_bytes
@@ -79,7 +79,7 @@ class Line:
         return Measured(max(rates[-LAST_ROUNDS:]), latency_s)
 
     def _round(self, rank: Rank, size: int, frame_bytes: int) -> float:
-        """Send `size` bytes in frames and wait for every answer; the seconds that took."""
+        """Send `size` bytes in frames and wait for every answer; return the seconds taken."""
         began_s = self._clock.now_s()
         while size > 0:
             self._send(rank, min(size, frame_bytes))

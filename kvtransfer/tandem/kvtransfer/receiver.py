@@ -120,6 +120,6 @@ class TransferReceiver:
 
     def close(self) -> None:
         """Stop listening and end every connection; their open transfers fail. After return nothing is written."""
-        with ExitStack() as stack:  # each of them, whatever the others say
+        with ExitStack() as stack:  # close each of them, whatever the others raise
             for listener in self._listeners:
                 stack.callback(listener.close)

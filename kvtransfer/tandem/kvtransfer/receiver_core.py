@@ -1,10 +1,10 @@
-"""The receiving end without its sockets: which frames are accepted, where bytes land, when a transfer is verified.
+"""The receiving end without its sockets: accepts frames, places their bytes and verifies transfers.
 
 Every open transfer has a lock; a frame is checked and written while it is held. `cancel` takes the same lock, so that
 after its return no byte of that transfer can land.
 
 Header, place and size are judged before a byte is written; the payload's checksum is taken in the pass that writes it,
-into blocks that are reserved and read by nobody before the transfer is verified. One wrong checksum ends the attempt.
+into blocks that are reserved and not read before the transfer is verified. One wrong checksum ends the attempt.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Intake:
         clock: Clock,
         tombstones: int = 8192,
     ) -> None:
-        """`tombstones`: how many ended transfers are remembered, so that what comes about them is told from what was
-        never expected."""
+        """`tombstones`: how many ended transfers are remembered, to distinguish late frames from frames that were never
+        expected."""
         self._incarnation, self._rank, self._pools = incarnation, rank, pools
         self._max_tombstones = tombstones
         self._on_event, self._clock = on_event, clock
@@ -80,7 +80,7 @@ class Intake:
         self._revoked: OrderedDict[TransferId, None] = OrderedDict()
         self._counts: Counter[str] = Counter()
         self._senders = BoundedLabel()
-        self._damaged: Counter[str] = Counter()  # frames whose checksum did not hold, by sender
+        self._damaged: Counter[str] = Counter()  # frames with a wrong checksum, by sender
 
     def expect(self, ticket: Ticket) -> None:
         """Accept frames of `ticket` from now on; its blocks stay reserved until `admit` or after `cancel`.
@@ -90,7 +90,7 @@ class Intake:
         """
         incoming = _Incoming(ticket, Coverage(ticket, self._pools), TransferState(self._clock))
         verified = None
-        if incoming.coverage.is_complete:  # decided before anybody else knows of it, and could fail it
+        if incoming.coverage.is_complete:  # decided before another thread knows of it, and could fail it
             incoming.state.to(TransferPhase.PUSHING)
             verified = self._verify(incoming, self._clock.now_s())
         with self._lock:
@@ -103,7 +103,7 @@ class Intake:
             self._on_event(verified)
 
     def admit(self, transfer: TransferId) -> None:
-        """The request took over the verified blocks: drop the bookkeeping. Raises TransferError if not verified."""
+        """Drop the bookkeeping once the request took over the verified blocks. Raises TransferError if not verified."""
         with self._lock:
             incoming = self._transfers.get(transfer)
         if incoming is None:
@@ -124,7 +124,7 @@ class Intake:
             incoming = self._transfers.get(transfer)
         if incoming is None:
             return
-        incoming.is_unwanted = True  # before the lock, so that no stream of frames can keep us from getting it
+        incoming.is_unwanted = True  # before the lock, so that no stream of frames can keep us from acquiring it
         with incoming.lock:
             was_verified = TransferPhase.VERIFIED in incoming.state.entered_s
             if incoming.state.can_be_given_up:
@@ -135,11 +135,11 @@ class Intake:
         self._bury(transfer, was_verified=was_verified)
 
     def revoke(self, transfer: TransferId, *, even_if_begun: bool = False) -> bool:
-        """Take back a promise that nobody made use of: like `cancel`, but only if not a byte came for it yet.
+        """Take back an unused promise: like `cancel`, but only if not a byte came for it yet.
 
-        Frames that come later are dropped and counted, but not answered as failures: the owner tells the sender, who
-        then pushes the same blocks under another ticket. False, and nothing changed, if it is too late for that.
-        `even_if_begun`: nor is it too late with some of its bytes here; another rank of the worker had none.
+        Frames that come later are dropped and counted, but not answered as failures: the owner notifies the sender,
+        which then pushes the same blocks under another ticket. False, and nothing changed, if it is too late for that.
+        `even_if_begun`: take it back even with some of its bytes here, because another rank of the worker had none.
         """
         with self._lock:
             incoming = self._transfers.get(transfer)
@@ -242,7 +242,7 @@ class Intake:
     def _judge(
         self, incoming: _Incoming, frame: Frame, payload: Payload, link: InboundLink, arrived_s: float
     ) -> tuple[Reply, ReceiverEvent | None]:
-        """The frame's fate, and the event that it causes; the transfer's lock is held."""
+        """Return the reply to a frame, and the event that it causes; the transfer's lock is held."""
         state = incoming.state
         if state.phase in (TransferPhase.VERIFIED, TransferPhase.ADMITTED):
             return self._after_verified(frame), None
@@ -279,7 +279,7 @@ class Intake:
         crc = self._write(incoming.coverage.form(frame.group), frame, payload)
         if not frame_checks.is_current(
             payload
-        ):  # asked after the last byte was read: what was read before that was its own
+        ):  # checked after the last byte was read: bytes read before that were its own
             self._count("dropped_withdrawn")
             return _reply(frame, ReplyKind.FAIL, "withdrawn"), self._give_up(incoming, "the sender gave up")
         if not frame_checks.is_intact(frame, crc):
@@ -326,7 +326,7 @@ class Intake:
         return memoryview(room)[:size]
 
     def _probed(self, frame: Frame, payload: Payload, link: InboundLink) -> Reply:
-        """Bytes that measure the link. Raises MalformedFrameError for a wrong size."""
+        """Check and drop bytes that measure the link. Raises MalformedFrameError for a wrong size."""
         if len(payload) != frame.payload_bytes:
             raise MalformedFrameError(f"{len(payload)} payload bytes where {frame.payload_bytes} belong")
         if not frame_checks.is_intact(frame, _checksum(frame, payload)):
@@ -336,7 +336,8 @@ class Intake:
         return _reply(frame, ReplyKind.ACK)
 
     def _verify(self, incoming: _Incoming, sent_s: float) -> Verified:
-        """Everything is here and every checksum held; the transfer's lock is held, or nobody knows of it yet."""
+        """Verify: everything is here and every checksum held. The transfer's lock is held, or no other thread has it
+        yet."""
         incoming.state.to(TransferPhase.COMPLETE)
         incoming.state.to(TransferPhase.VERIFIED)
         now_s = self._clock.now_s()
@@ -346,7 +347,7 @@ class Intake:
         )
 
     def _after_verified(self, frame: Frame) -> Reply:
-        """A frame of a transfer that has all it needs: nothing is written any more."""
+        """Answer a frame of a transfer that has all it needs: nothing is written any more."""
         if frame.kind is FrameKind.DATA:
             self._count("dropped_duplicate")
         return _reply(frame, ReplyKind.DONE if frame.kind is FrameKind.FINISH else ReplyKind.ACK)
@@ -396,14 +397,14 @@ class _Incoming:
         self.bytes = 0
 
     def depends_on(self, link: InboundLink) -> bool:
-        """Whether it came through `link`, or through none yet and is promised to the peer behind it."""
+        """True if it came through `link`, or through none yet and is promised to the peer behind it."""
         is_unheard_of = not self.links and not self.finished
         promised = self.ticket.sender, self.ticket.sender_incarnation
         return link.number in self.links or (is_unheard_of and promised == (link.peer.worker, link.peer.incarnation))
 
 
 def _checksum(frame: Frame, payload: Payload) -> int:
-    """Of the kind that the frame names."""
+    """Checksum of the kind that the frame names."""
     return payload.checksum(frame.checksum) if isinstance(payload, DevicePayload) else kv_codec.crc32(payload)
 
 

@@ -1,4 +1,4 @@
-"""When a kept link is measured again, and what follows: nothing, or a move to a transport that is faster now."""
+"""Decides when a kept link is measured again, and moves to another transport if that one is faster now."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tandem.kvtransfer.transport_selection import Chosen, Survey
 from tandem.kvtransfer.transports.base import LinkClosedError
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 5.0, 600.0
-"""Between two times, doubling for as long as measuring again changes nothing."""
+"""Pause between two measurements, doubling for as long as measuring again changes nothing."""
 PATIENCE_S = 10.0
 """A link that is never idle is measured between two jobs after so long."""
 CHANGED = 0.7
-"""Less than that part of what it was, or more than the inverse."""
+"""A measurement below this part of the former one, or above the inverse, is a change."""
 _log = logging.getLogger(__name__)
 
 
@@ -40,7 +40,7 @@ class Remeasure:
         self._others: threading.Thread | None = None
 
     def is_overdue(self) -> bool:
-        """Whether the link has been far from its measurement for so long that it cannot wait to be idle."""
+        """True if the link has been far from its measurement for so long that it cannot wait to be idle."""
         if not self._is_slow() and not self._is_fast():
             self._wrong_since_s = None
             return False
@@ -51,18 +51,18 @@ class Remeasure:
 
     @property
     def is_pending(self) -> bool:
-        """Whether there will be more to do soon, though the link stay idle."""
+        """True if there will be more to do soon, though the link stay idle."""
         is_measuring = self._others is not None and self._others.is_alive()
         return is_measuring or self._clock.now_s() < self._not_before_s
 
     def attend(self, line: Line) -> None:
-        """Measure again what has to be; returns soon if that is nothing. Raises LinkClosedError."""
+        """Measure again where due; return soon if nothing is. Raises LinkClosedError."""
         if self._others is not None and self._others.is_alive():
             return
         if self._is_slow():
             self._measure_own(line, "transfer_link_slow")
             self._begin_others(self._measure_all)
-        elif self._is_fast():  # it met a busy moment when it was measured, and everybody believes that
+        elif self._is_fast():  # it was measured in a busy moment, and every host uses that figure
             self._measure_own(line, "transfer_link_fast")
         elif self._survey.has_due_retry(self._candidate):
             self._begin_others(self._retry)
@@ -81,7 +81,7 @@ class Remeasure:
         return known is not None and self._meter.is_far_above(known.bytes_per_s)
 
     def _known(self) -> LinkSpeed | None:
-        """What the link was measured at; None if it is not to be doubted yet."""
+        """The link's measurement; None if it is not to be doubted yet."""
         return self._speeds.latest(self._route) if self._clock.now_s() >= self._not_before_s else None
 
     def _measure_own(self, line: Line, why: str) -> None:
@@ -106,7 +106,7 @@ class Remeasure:
         try:
             others.start()
         except RuntimeError:
-            return  # no thread to be had: another time
+            return  # no thread available: another time
         self._others = others
 
     def _run(self, work: Callable[[], None]) -> None:
@@ -114,7 +114,7 @@ class Remeasure:
             work()
             best = self._survey.best()
         except LinkClosedError:
-            return  # nobody wants the link any more
+            return  # the link is no longer wanted
         if best is None or best is self._candidate:
             return
         name = best.endpoint.transport

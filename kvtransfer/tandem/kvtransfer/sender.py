@@ -125,7 +125,7 @@ class TransferSender:
                 link.enqueue(job)
 
     def finish(self, transfer: TransferId) -> None:
-        """Nothing more will be pushed; Sent follows when every receiving rank has verified what it got from here."""
+        """End the pushes of a transfer; Sent follows when every receiving rank has verified its part from here."""
         opened = self._find(transfer)
         if opened is None:
             return
@@ -187,7 +187,7 @@ class TransferSender:
                     kept = self._links.get(key)
                     link = self._links[key] = kept or self._dial(key)
                     opened.links[rank] = link
-            except RuntimeError as error:  # no thread to be had
+            except RuntimeError as error:  # no thread available
                 self._end(opened, opened.outgoing.fail(f"the link could not be made: {error}"), abort=True)
                 return False
             if link.enqueue(job) or kept is None:  # a new link that has failed already reports it itself
@@ -195,7 +195,7 @@ class TransferSender:
             self._drop(link)
 
     def _dial(self, key: LinkKey) -> PeerLink:
-        """Raises RuntimeError if there is no thread to be had."""
+        """Dial a link. Raises RuntimeError if no thread is available."""
         link = self._link_type(
             key, on_reply=self._on_reply, on_lost=self._on_lost, on_broken=self._on_broken, clock=self._clock,
             speeds=self._speeds, on_slower=self._on_slower,
@@ -213,8 +213,9 @@ class TransferSender:
                 self._left[link.key].remove(link)
 
     def _on_slower(self, link: PeerLink, transport: str) -> None:
-        """New transfers go over `transport` from now on. The slower link is kept: were it closed, the receiver would
-        fail what it has promised and not heard of yet. It is taken back should it be the faster one again."""
+        """Send new transfers over `transport` from now on. The slower link is kept: if it were closed, the receiver
+        would fail promised transfers that it has no frame of yet. It is taken back if it becomes the faster one
+        again."""
         with self._lock:
             if self._is_closed or self._links.get(link.key) is not link:
                 return
@@ -222,7 +223,7 @@ class TransferSender:
             found = next((other for other in left if other.info().transport == transport), None)
             try:
                 faster = found or self._dial(link.key)
-            except RuntimeError:  # no thread to be had: this one goes on, and is measured again
+            except RuntimeError:  # no thread available: this link goes on, and is measured again
                 return
             if found is not None:
                 left.remove(found)
@@ -233,7 +234,7 @@ class TransferSender:
         opened = self._find(reply.transfer) if reply.kind in (ReplyKind.DONE, ReplyKind.FAIL) else None
         if opened is None or reply.attempt != opened.outgoing.ticket.attempt:
             return
-        if opened.links.get(link.key.rank) is not link:  # nobody speaks for another receiver, or another rank of it
+        if opened.links.get(link.key.rank) is not link:  # no link answers for another receiver, or another rank of it
             event(_log, "transfer_reply_foreign", logging.WARNING, peer=link.key.worker, transfer=reply.transfer)
             return
         if reply.kind is ReplyKind.DONE:

@@ -1,5 +1,5 @@
-"""What a transfer end has open, as values for audits and leases. Taken without a transfer's lock: each field is true,
-all of them together only for a transfer that stands still."""
+"""A transfer end's open transfers as values, for audits and leases. Taken without a transfer's lock: each field is
+true, all of them together only for a transfer that stands still."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class OpenTransfer:
 
 
 def open_transfer(ticket: Ticket, state: TransferState, moved_bytes: int) -> OpenTransfer:
-    """The snapshot of one end."""
+    """Return the snapshot of one end."""
     return snapshot_of(ticket, state.phase, state.age_s(), moved_bytes)
 
 
 def snapshot_of(ticket: Ticket, phase: TransferPhase, age_s: float, moved_bytes: int) -> OpenTransfer:
-    """What a ticket says of its transfer, and how far that is."""
+    """Return a snapshot with the ticket's fields and the transfer's progress."""
     return OpenTransfer(
         transfer=ticket.transfer,
         request=ticket.request,

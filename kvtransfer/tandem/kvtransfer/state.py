@@ -1,4 +1,4 @@
-"""One transfer's life as a state machine, the same at both ends. No sockets, no threads, no bytes.
+"""State machine of one transfer, the same at both ends. No sockets, no threads, no bytes.
 
     reserved ──▶ pushing ──▶ complete ──▶ verified ──▶ admitted
         └───────────┴───────────┴───────────┴──▶ failed | cancelled ──▶ fenced ──▶ released
@@ -72,13 +72,13 @@ class TransferState:
         self.reason = reason
 
     def cancel(self, reason: str) -> None:
-        """Give up because nobody wants it any more."""
+        """Give up because it is no longer wanted."""
         self.to(TransferPhase.CANCELLED)
         self.reason = reason
 
     @property
     def can_move_bytes(self) -> bool:
-        """Whether a byte of it may still be read or written."""
+        """True if a byte of it may still be read or written."""
         return self.phase in (_P.RESERVED, _P.PUSHING)
 
     @property

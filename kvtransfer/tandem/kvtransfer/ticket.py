@@ -1,4 +1,4 @@
-"""The ticket: a receiver's promise of memory to one attempt of one request. All that a push needs to know."""
+"""The ticket: a receiver's promise of memory to one attempt of one request, with all that a push needs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tandem.core.kv_layout import KVLayout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where one rank of the receiver takes frames: `transport` is its name; `host` tells which machine (and boot) it is
-    on, so that a sender knows whether shared memory can work; `address` is the transport's own."""
+    """Address of one rank of the receiver: `transport` is its name; `host` identifies the machine (and boot), so that
+    a sender knows whether shared memory can work; `address` is the transport's own."""
 
     rank: Rank
     transport: str

@@ -1,4 +1,4 @@
-"""Which of its transports a link takes: by what is known of the two hosts, or measured now, or just what connects.
+"""Selects a link's transport: by known speeds of the two hosts, by measuring now, or by what connects first.
 
 Measuring connections are anonymous (incarnation 0): a receiver fails what a peer was promised when a connection of
 that peer ends, and these end at once.
@@ -38,7 +38,7 @@ class Chosen:
 
 
 class Survey:
-    """For one link. `is_wanted`: whether the link is still to be made; asked between the steps."""
+    """Selects for one link. `is_wanted`: whether the link is still to be made; called between the steps."""
 
     def __init__(
         self, speeds: LinkSpeeds, worker: WorkerId, rank: Rank, options: Sequence[Candidate], peer: Peer,
@@ -50,11 +50,12 @@ class Survey:
         self._apart: Link | None = None  # the connection that is measured and then closed
 
     def choose(self, open_line: Open) -> Chosen:
-        """Measure what is not known, and open the fastest that works. Raises LinkClosedError with every failure."""
+        """Measure options without a measurement, and open the fastest that works. Raises LinkClosedError with every
+        failure."""
         if not self._options:
             raise LinkClosedError("the ticket offers no transport that this sender may use")
         if len(self._options) > 1 and self._unknown():
-            with self._turn():  # others may know it when it comes
+            with self._turn():  # others may have measured it before this turn comes
                 self.measure_others(None)
         for candidate in self._ranking():
             self._check_wanted()
@@ -84,7 +85,7 @@ class Survey:
 
     def measure_others(self, kept: Candidate | None) -> None:
         """Measure every option but `kept` that is not known, on connections of their own; with `kept`, also known ones.
-        What failed a short while ago is left alone."""
+        Recent failures are left alone."""
         for candidate in self._unknown() if kept is None else self._options:
             is_barred = self._speeds.is_barred(self.route(candidate), self._worker)
             if candidate is kept or is_barred or not self._is_wanted():
@@ -97,7 +98,7 @@ class Survey:
                 self._note(candidate, measured)
 
     def best(self) -> Candidate | None:
-        """The option to take by what is known now; None if nothing is."""
+        """The best option by present knowledge; None if nothing is known."""
         return next(iter(self._ranking_of_known()), None)
 
     def abandon(self) -> None:
@@ -107,7 +108,7 @@ class Survey:
                 self._apart.close()
 
     def has_due_retry(self, kept: Candidate) -> bool:
-        """Whether an option that comes before `kept` failed, and is worth another try."""
+        """True if an option that comes before `kept` failed, and is worth another try."""
         before = self._options[: self._options.index(kept)]
         return any(
             self._speeds.failure(self.route(c), self._worker)
@@ -119,7 +120,7 @@ class Survey:
         return (self._peer.host, candidate.endpoint.host, candidate.endpoint.transport)
 
     def unused(self, chosen: Candidate) -> tuple[str, ...]:
-        """Why those before `chosen` in the order were not taken."""
+        """Reasons why the options before `chosen` in the order were not taken."""
         taken = self._speeds.latest(self.route(chosen))
         found = []
         for candidate in self._options[: self._options.index(chosen)]:
@@ -132,7 +133,7 @@ class Survey:
         return tuple(found)
 
     def _unknown(self) -> list[Candidate]:
-        """Options without a measurement to believe, and those that failed here whatever others measured."""
+        """Options without a fresh measurement, and those that failed here whatever others measured."""
         return [
             c for c in self._options
             if self._speeds.fresh(self.route(c)) is None or self._speeds.failure(self.route(c), self._worker)
@@ -142,7 +143,7 @@ class Survey:
         return self._speeds.turn(self._peer.host, self._options[0].endpoint.host, self._is_wanted)
 
     def _ranking(self) -> list[Candidate]:
-        """Those that work, the one to take first; then those that failed: with nothing else left they are tried."""
+        """Options that work, the one to take first; then failed ones, which are tried as a last resort."""
         known = self._ranking_of_known()
         return [*known, *(c for c in self._options if c not in known)]
 
@@ -157,7 +158,7 @@ class Survey:
         return ranked
 
     def _measure_apart(self, candidate: Candidate) -> Measured:
-        """On a connection that is closed again. Raises LinkClosedError, also if it takes too long."""
+        """Measure on a connection that is closed again. Raises LinkClosedError, also if it takes too long."""
         link = dial(candidate.endpoint, replace(self._peer, incarnation=Incarnation(0)), self._secret)
         line = Line(link, on_reply=lambda _: None, on_end=lambda *_: None, clock=self._clock)
         with self._lock:

@@ -1,4 +1,4 @@
-"""How a group's payload is written on the wire: the receiver's geometry and dtype, or a codec over it. No sockets.
+"""Wire form of a group's payload: the receiver's geometry and dtype, or a codec over it. No sockets.
 
 A row is one head of one plane of one layer of one block. Without a codec a payload is the rows' numbers in the
 receiver's dtype; with one it is a float32 scale a row, all of them first, then a byte a number.
@@ -39,11 +39,11 @@ class PayloadForm:
         return kv_codec.encoded_bytes(rows, self.row_size) if self.codec else rows * self.spec.head_bytes()
 
     def is_written_as(self, dtype: str) -> bool:
-        """Whether a pool's numbers of `dtype` travel as they are."""
+        """True if a pool's numbers of `dtype` travel as they are."""
         return self.codec is Codec.NONE and dtype == self.spec.dtype
 
     def encode(self, source: memoryview, dtype: str, out: memoryview) -> int:
-        """Write numbers of `dtype`, in the receiver's blocks, as a payload; its CRC-32."""
+        """Write numbers of `dtype`, in the receiver's blocks, as a payload; return its CRC-32."""
         if self.codec:
             kv_codec.encode(self.codec.label, source, dtype, out, row_size=self.row_size)
         else:
@@ -51,10 +51,10 @@ class PayloadForm:
         return kv_codec.crc32(out)
 
     def plain_bytes(self, encoded_bytes: int) -> int:
-        """Bytes of a codec's payload of so many once it is decoded."""
+        """Bytes of a codec's payload of `encoded_bytes` after decoding."""
         return encoded_bytes // kv_codec.encoded_bytes(1, self.row_size) * self.spec.head_bytes()
 
     def decode(self, payload: memoryview, out: memoryview) -> memoryview:
-        """A codec's payload in the receiver's dtype, in `out`, of `plain_bytes`; that again."""
+        """Decode a codec's payload to the receiver's dtype, into `out` of `plain_bytes`, which is returned."""
         kv_codec.decode(self.codec.label, payload, out, self.spec.dtype, row_size=self.row_size)
         return out

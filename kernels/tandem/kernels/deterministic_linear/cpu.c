@@ -1,8 +1,8 @@
-/* x · weightᵀ on the CPU in bfloat16, in which the order of a row's sums depends on the weight's shape alone: not on how many
-   rows there are, on its place among them or on threads, which share out columns.
+/* x · weightᵀ on the CPU in bfloat16. The order of a row's sums depends on the weight's shape alone: not on the number of
+   rows, on its place among them or on threads, which share the columns.
 
-   Weights lie as in ../packed_linear. With AMX every row goes through the matrix unit, a single one, too: it adds in an order
-   of its own, that vector instructions do not have. Sums are float32, the result is rounded once. Checks nothing: the caller
+   Weights lie as in ../packed_linear. With AMX every row goes through the matrix unit, a single one, too: its order of
+   addition differs from that of vector instructions. Sums are float32, the result is rounded once. Checks nothing: the caller
    has. One parallel region a call; thread-safe. */
 
 #include "../instructions.h"

@@ -1,8 +1,8 @@
 /* Prefill attention on the CPU in bfloat16 (FlashAttention-2, section 3.1), on the matrix unit where a core has one.
 
-   One sequence after the other: its keys and values are packed once, by parts, and met by tiles of ROWS queries, the heads of a
-   GQA group side by side. Threads take the next part and the next tile when they are done with one: a tile takes the longer
-   the later it stands. Scores and sums are float32, weights are rounded for the second product. Shapes and types are the
+   One sequence after the other: its keys and values are packed once, by parts, then multiplied with tiles of ROWS queries,
+   the heads of a GQA group side by side. Threads take the next part and the next tile when they are done with one: later
+   tiles take longer. Scores and sums are float32, weights are rounded for the second product. Shapes and types are the
    caller's to check; rows, blocks and lengths are checked here. One parallel region a call; thread-safe. */
 
 #include "../instructions.h"

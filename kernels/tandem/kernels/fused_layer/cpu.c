@@ -1,12 +1,12 @@
-/* What a dense decoder layer does to few rows before and behind its attention, each in one parallel region: a row alone takes
-   a layer some hundred microseconds, of which a dozen calls would be a third.
+/* Fused halves of a dense decoder layer, before and behind its attention, for few rows; each is one parallel region. A layer
+   takes some hundred microseconds for a single row, of which a dozen calls would be a third.
 
-       before   norm ▸ qkv ▸ rotate                                    threads meet at the end
-       behind   o ▸ add, norm ▸ gate, up ▸ silu · up ▸ down ▸ add      they meet behind o, behind gate and up, at the end
-       step     both and what lies between them, of all layers         see step.h, also for several rows
+       before   norm ▸ qkv ▸ rotate                                    barrier at the end
+       behind   o ▸ add, norm ▸ gate, up ▸ silu · up ▸ down ▸ add      barriers behind o, behind gate and up, at the end
+       step     both and the attention between, of all layers          see step.h, also for several rows
 
-   What is short is done by every thread for itself, so that none waits; of several rows each takes some, and they meet
-   between all parts. Any number of rows passes weights of 8 bits so. Checks nothing: the caller has. */
+   Every thread computes short parts for itself, so that none waits; of several rows each takes some, with a barrier
+   between all parts. Any number of rows is multiplied with weights of 8 bits so. Checks nothing: the caller has. */
 
 #include "../instructions.h"
 #include "../packed_linear/product.h"

@@ -1,9 +1,10 @@
 /* All layers of few rows, each the last token of a sequence, in one parallel region, attention to paged KV among them; see
    cpu.c.
 
-   Of a single row threads meet seven times a layer: behind qkv, behind its rotation and its writing into the pool, behind
-   their shares of attention, behind the merging of these, and as in `behind`. Each has the residual stream for itself.
-   Of several rows each thread normalises, turns, stores and gates its own, and they meet behind that, too: ten times. */
+   For a single row there are seven barriers a layer: behind qkv, behind its rotation and its writing into the pool, behind
+   the threads' shares of attention, behind the merging of these, and as in `behind`. Each thread has the residual stream for
+   itself. For several rows each thread normalises, turns, stores and gates its own, with barriers behind that,
+   too: ten. */
 
 struct layer { const struct before *before; const struct behind *behind; char *pool; /* the first key of block 0, head 0 */ };
 

@@ -1,9 +1,9 @@
 /* The bytes of a KV transfer on the CPU: copy and CRC-32 in one pass, re-blocking, conversion, wire codecs.
 
    Checks nothing: indices, sizes and addresses were checked by the caller. No state, no allocation, thread-safe.
-   CPU features are chosen when the code runs, so the library is good for every machine of its architecture.
+   CPU features are chosen when the code runs, so the library works on every machine of its architecture.
 
-   crc.h ◀─ stream.h ◀─ stream_x86.h, stream_arm.h ◀─ path.h ◀─ numbers.h ◀─ this file, which has all that Python calls. */
+   crc.h ◀─ stream.h ◀─ stream_x86.h, stream_arm.h ◀─ path.h ◀─ numbers.h ◀─ this file, which Python calls. */
 
 #include "numbers.h"
 
@@ -49,7 +49,7 @@ INLINE uint32_t move(uint8_t *pool, const uint32_t *blocks, size_t n, const stru
         step(&ahead, at, n);
     }
 #if defined(__x86_64__)
-    if (past_cache) _mm_sfence(); /* whoever is told of these bytes sees them */
+    if (past_cache) _mm_sfence(); /* a reader that is notified of these bytes sees them */
 #endif
     return path.finish(&s);
 }

@@ -1,4 +1,4 @@
-/* Which way to copy and sum, chosen by what the CPU has when the library is loaded. */
+/* Chooses the code that copies and sums, by the CPU's features when the library is loaded. */
 
 #pragma once
 

@@ -1,4 +1,4 @@
-/* Copying and summing in one pass: what all paths share, and the path by tables. */
+/* Copying and summing in one pass: the parts that all paths share, and the path by tables. */
 
 #pragma once
 
@@ -20,7 +20,7 @@ struct stream {
     uint32_t crc;           /* register of the table and ARM paths */
     int has_begun;
     int past_cache; /* write around the caches */
-    int is_still;   /* nobody writes the source meanwhile: it may be read twice */
+    int is_still;   /* the source is not written meanwhile: it may be read twice */
     uint8_t part[MAX_STRIPE] __attribute__((aligned(64)));
     uint8_t acc[MAX_STRIPE] __attribute__((aligned(64))); /* what the folded bytes have become */
 };

@@ -1,6 +1,6 @@
 /* Columns [first, last) of a product on the matrix unit of a core (AMX), in tiles of 16 rows, 16 columns and 32 inner numbers.
 
-   A tile of weights is read where it lies: 16 pairs of 16 columns. A tile with fewer rows computes those as one of 16 does. */
+   A tile of weights is read in place: 16 pairs of 16 columns. A tile with fewer rows computes those as one of 16 does. */
 
 #pragma once
 

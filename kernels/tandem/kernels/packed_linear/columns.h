@@ -1,6 +1,6 @@
 /* Columns [first, last) of a product, in whole vectors; compiled once a set of instructions, see cpu.c.
 
-   ROWS rows meet VECTORS vectors of columns at a time: so many sums stay in registers while the inner pairs go by. */
+   ROWS rows are multiplied with VECTORS vectors of columns at a time: so many sums stay in registers over the inner pairs. */
 
 FN void NAME(put)(const struct product *p, int64_t row, int64_t column, __m512 sum) {
     if (p->bias) {

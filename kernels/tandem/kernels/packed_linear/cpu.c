@@ -2,11 +2,11 @@
 
    Weights lie as oneDNN packs them for its own products, so that one copy serves both:
 
-       [columns / block][inner / 2][block][2]        columns: of the result; inner: what is summed over
+       [columns / block][inner / 2][block][2]        columns: of the result; inner: the summed dimension
 
-   Two neighbours of a row of x meet 16 columns in one instruction (AVX512-BF16), or in two of AVX-512; with AMX two and more
-   rows meet tiles of the weights. Sums are float32, the result is rounded once. Checks nothing: the caller has. One
-   parallel region a call; thread-safe. */
+   Two neighbours of a row of x are multiplied with 16 columns in one instruction (AVX512-BF16), or in two of AVX-512; with
+   AMX two and more rows are multiplied with tiles of the weights. Sums are float32, the result is rounded once. Checks
+   nothing: the caller has. One parallel region a call; thread-safe. */
 
 #include "../parallel.h"
 #include "amx.h"

@@ -1,6 +1,6 @@
 /* Decode attention over head-major blocks on the CPU: keys and values are read once, where they lie.
 
-   All tokens of all (sequence, KV head) pairs stand in one row, of which each thread takes an equal share:
+   All tokens of all (sequence, KV head) pairs are laid end to end and split equally among the threads:
 
        ├─ sequence 0, head 0 ─┼─ sequence 0, head 1 ─┼─ sequence 1, head 0 ─┤
        ├─ thread 0 ──────────────────┼─ thread 1 ───────────────────────────┤

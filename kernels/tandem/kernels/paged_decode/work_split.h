@@ -1,4 +1,4 @@
-/* How threads share a decode; see cpu.c. `attend` and `finish` are the file's that includes this. */
+/* Splits a decode among threads; see cpu.c. The including file provides `attend` and `finish`. */
 
 #pragma once
 

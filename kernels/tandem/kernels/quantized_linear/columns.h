@@ -1,7 +1,8 @@
 /* Columns [first, last) of a product with quantised rows, in whole vectors; compiled once a set of instructions.
 
-   ROWS rows meet VECTORS vectors of columns at a time: so many sums stay in registers while inner numbers go by, four of them
-   to an instruction. Sums are exact, in 32 bits; a result is (sum · the column's scale) · the row's scale + bias in float32. */
+   ROWS rows are multiplied with VECTORS vectors of columns at a time: so many sums stay in registers over the inner numbers,
+   four of them to an instruction. Sums are exact, in 32 bits; a result is (sum · the column's scale) · the row's scale + bias
+   in float32. */
 
 #undef Q
 #undef QFN
@@ -30,7 +31,7 @@ QFN IVEC Q(dot)(IVEC sum, IVEC u8, IVEC s8) {
 }
 QFN IVEC Q(dot_bytes)(IVEC sum, IVEC weight, int32_t x) { return Q(dot)(sum, _mm512_set1_epi32(x), weight); }
 QFN IVEC Q(dot_nibbles)(IVEC sum, IVEC weight, int32_t x) { return Q(dot)(sum, weight, _mm512_set1_epi32(x)); }
-/* Of a group, whose dot product fits 16 bits: 32 · 8 · 127. */
+/* Of a group: its dot product fits 16 bits, 32 · 8 · 127. */
 QFN IVEC Q(add_scaled)(IVEC sum, IVEC dot, const int8_t *scales) {
     const IVEC wide = _mm512_and_si512(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)scales)), _mm512_set1_epi32(0xffff));
     __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(dot), "v"(wide));

@@ -1,12 +1,12 @@
-/* x · weightᵀ with rows of 8 bits and a weight of 8 or 4, for few rows; and what surrounds oneDNN's product for many.
+/* x · weightᵀ with rows of 8 bits and a weight of 8 or 4, for few rows; and the passes around oneDNN's product for many.
 
        row      number · scale of the row, which its largest number gives       numbers from -127 to 127
        8 bits   number · scale of the column                                    from -127 to 127
        4 bits   number · scale of 32 · scale of the column                      from -8 to 7, and from -15 to 15: their
                                                                                 product is a number of 8 bits again
 
-   So both kinds are the same sum of products of whole numbers, which is exact whoever adds it up and in which order.
-   Numbers of 8 bits lie as oneDNN packs them, [columns / block][inner / 4][block][4]; those of 4 bits as columns.h says, in
+   So both kinds are the same sum of products of whole numbers, which is exact in any order and on any unit.
+   Numbers of 8 bits lie as oneDNN packs them, [columns / block][inner / 4][block][4]; those of 4 bits as in columns.h, in
    blocks of 64 columns, each one stream of bytes. Checks nothing: the caller has. One parallel region a call; thread-safe. */
 
 #include "../instructions.h"

@@ -1,5 +1,5 @@
-/* silu(gate) · up of a product whose columns are those of gate, then those of up: strip by strip, so that what lies between
-   stays in a core's cache. The same numbers as of the parts one behind the other. */
+/* silu(gate) · up of a product with the columns of gate, then those of up: strip by strip, so that intermediate numbers
+   stay in a core's cache. The same numbers as of the parts one after the other. */
 
 #pragma once
 

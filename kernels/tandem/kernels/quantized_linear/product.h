@@ -1,5 +1,5 @@
 /* Products of rows with a quantised weight; see cpu.c for the numbers. rows.h and columns.h have the code, once a set of
-   instructions; whoever includes them sets the pointers. */
+   instructions; the including file sets the pointers. */
 
 #pragma once
 

@@ -1,5 +1,5 @@
-/* Quantising columns of a weight, numbers of 4 bits as 8, and what is left to do behind oneDNN; compiled once a set of vector
-   instructions. */
+/* Quantises columns of a weight, unpacks numbers of 4 bits to 8, and finishes oneDNN's products; compiled once a set of
+   vector instructions. */
 
 /* Rows are `columns` of the product: [columns][inner] in float32 or bfloat16. */
 FN float NAME(size_of)(const struct weight *w, int64_t column) {

@@ -1,7 +1,7 @@
-"""One thread that takes connections of a listening socket, and one a connection that serves it.
+"""Accepts connections of a listening socket in one thread, and serves each in a thread of its own.
 
-Who has not shown yet that it knows the cluster secret is a stranger. Strangers have a bound of their own, past which
-the oldest has to go: they keep nobody out who does know it.
+A connection that has not proven yet that it knows the cluster secret is a stranger. Strangers have a bound of their
+own, past which the oldest is closed: they cannot exhaust the listener for authenticated peers.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Callable
 from tandem.core.logs import event
 
 RETRY_S = 0.1
-"""After connections could not be taken, for want of descriptors or memory."""
+"""Pause after connections could not be taken, for want of descriptors or memory."""
 MAX_STRANGERS = 1024
 """Far more than a burst of honest ones: 64 ranks that dial at once with 16 sockets each."""
 Serve = Callable[[socket.socket, Callable[[], None]], None]
-"""Called with a connection, and with what is to be called once its peer is no stranger any more; that raises OSError if
-there are too many links."""
+"""Called with a connection, and with the function to call once its peer is authenticated; that raises OSError if there
+are too many links."""
 _log = logging.getLogger(__name__)
 
 
@@ -70,7 +70,7 @@ class Acceptor:
                 continue
             try:
                 is_welcome = self._begin(connection)
-            except RuntimeError as error:  # no thread to be had
+            except RuntimeError as error:  # no thread available
                 is_welcome = False
                 self._pause(error)
             if not is_welcome:
@@ -102,7 +102,7 @@ class Acceptor:
             self._admitted.add(connection)
 
     def _pause(self, error: Exception) -> None:
-        """What is missing may be given back by others: a listener that gave up would never be reached again."""
+        """Wait: others may free what is missing, and a listener that gave up could never be reached again."""
         if not self._closing.is_set():
             event(_log, "transfer_accept_failed", logging.WARNING, transport=self._transport, error=str(error))
             self._closing.wait(RETRY_S)
@@ -112,7 +112,7 @@ class Acceptor:
             self._serve(connection, lambda: self._admit(connection))
         except OSError as error:
             event(_log, "transfer_link_refused", logging.WARNING, transport=self._transport, error=str(error))
-        except Exception:  # noqa: BLE001 - top of a thread: `serve` has failed the link's transfers, here it is told
+        except Exception:  # noqa: BLE001 - top of a thread: `serve` has failed the link's transfers, this logs it
             _log.exception("transfer_link_broke")
         finally:
             with self._lock:
@@ -123,6 +123,6 @@ class Acceptor:
 
 
 def hang_up(connection: socket.socket) -> None:
-    """Wake whoever waits on `connection`, here and at its other end. Harmless when repeated."""
+    """Wake every thread that waits on `connection`, here and at its other end. Harmless when repeated."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)

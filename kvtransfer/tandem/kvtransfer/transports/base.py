@@ -1,4 +1,4 @@
-"""What the two ends of every transport offer. `registry` makes them by name."""
+"""Interfaces of the two ends of every transport. `registry` makes them by name."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from tandem.kvtransfer.ticket import Endpoint
 MAX_PEER_BYTES = 2048
 DIAL_TIMEOUT_S = patient(5.0)
 WINDOW_BYTES = 4 << 20
-"""Payload that may be under way on one link before the sender waits for the receiver."""
+"""Payload that may be in flight on one link before the sender waits for the receiver."""
 
 
 class LinkClosedError(ConnectionError):
-    """The connection ended or could not be made; says why."""
+    """The connection ended or could not be made; carries the reason."""
 
 
 class UnavailableTransportError(Exception):
-    """This transport cannot work on this machine; says why."""
+    """This transport cannot work on this machine; carries the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """Who dialled: one rank of a worker, and the host id that it runs on."""
+    """The dialling end: one rank of a worker, and the host id that it runs on."""
 
     worker: WorkerId
     incarnation: Incarnation
@@ -79,7 +79,7 @@ class Link(Protocol):
         ...
 
     def reserve(self, size: int) -> memoryview:
-        """Room for a payload of `size`; waits while the window is full. Raises LinkClosedError.
+        """Reserve memory for a payload of `size`; waits while the window is full. Raises LinkClosedError.
 
         The memory belongs to the link; a reservation that is not committed is taken back by the next one.
         """
@@ -117,8 +117,7 @@ def replies_of(receive: Callable[[], bytes]) -> Iterator[Reply]:
 
 @contextlib.contextmanager
 def patience(limit_s: float, end: Callable[[], None]) -> Iterator[None]:
-    """Call `end`, from another thread, if what is done here takes longer. Raises RuntimeError if there is no thread to
-    be had."""
+    """Call `end`, from another thread, if the block takes longer. Raises RuntimeError if no thread is available."""
     timer = threading.Timer(limit_s, end)
     timer.start()
     try:

@@ -8,8 +8,8 @@ sender                                              receiver
   │ ═══════════════ payload of frame n ═════════════▶ │   into the receiver's staging memory, in the headers' order
   │ ◀───────── reply, count of frames judged ──────── │   one at least for a quarter of the window
 
-A communicator knows no tags and cannot skip: the payload of every announced frame is received, and dropped if nobody
-wants it any more. So a cancelled transfer never puts the stream out of step.
+A communicator knows no tags and cannot skip: the payload of every announced frame is received, and dropped if it is no
+longer wanted. So a cancelled transfer never puts the stream out of step.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from tandem.kvtransfer.transports.tcp_socket import dial
 MAX_FRAMES = 256
 """Frames that may wait for their reply, with and without payload. Their headers fit into the receiver's queue."""
 REPORT_EVERY = 4
-"""A receiver that has judged this part of the window without a reply says so unasked. No payload is larger than that:
-it, what is skipped before it and what may stay unreported then fit into the window together."""
+"""A receiver that has judged this part of the window without a reply reports it unasked. No payload is larger than
+that: it, the bytes skipped before it and the unreported ones then fit into the window together."""
 MAX_WINDOW_BYTES = 64 << 20
 MAX_PAYLOAD_BYTES = 2 << 20
 """Each frame costs gloo several wake-ups at both ends; half as many frames gain a fifth."""
 RENDEZVOUS_S = patient(20.0)
-"""Longest time in which the two meet, whatever each of its steps may take."""
+"""Longest time for the rendezvous, whatever each of its steps may take."""
 WINDOW = struct.Struct("<Q")
-"""What the receiver says first: the size of its staging memory, and so of the sender's."""
+"""The receiver's first message: the size of its staging memory, and so of the sender's."""
 Connect = Callable[[ControlSocket, int, int], Communicator]
 
 
@@ -123,7 +123,7 @@ class CollectiveLink:
         self._control.release()
 
     def _settle(self, judged: int) -> None:
-        """Wait out the sends of the frames that the receiver is done with: their memory is about to be filled anew."""
+        """Wait out the sends of the frames that the receiver is done with: their memory is about to be reused."""
         while True:
             with self._lock:
                 if not self._under_way or self._under_way[0][0] > judged:
@@ -133,7 +133,7 @@ class CollectiveLink:
 
 
 def backend(transport: str) -> Connect:
-    """How a communicator of `transport` is made. Raises UnavailableTransportError where it cannot be."""
+    """Return the function that makes a communicator of `transport`. Raises UnavailableTransportError without one."""
     if transport == "gloo":
         return GlooCommunicator
     from tandem.kvtransfer.transports.nccl import NcclCommunicator, check_available
@@ -143,7 +143,7 @@ def backend(transport: str) -> Connect:
 
 
 def purpose(transport: str) -> bytes:
-    """What the handshake's proofs are bound to."""
+    """The transport's name as bytes, to which the handshake's proofs are bound."""
     return transport.encode()
 
 

@@ -43,7 +43,7 @@ from tandem.kvtransfer.transports.tcp_socket import TcpPort, meet, welcome
 
 MAX_LINKS = 256
 WAKE_S = 0.25
-"""How long an ended communicator gets to wake who waits for it."""
+"""How long an ended communicator gets to wake its waiting thread."""
 _log = logging.getLogger(__name__)
 
 
@@ -69,7 +69,7 @@ class CollectiveListener:
         self._port.close()
 
     def _run(self, connection: socket.socket, admit: Callable[[], None]) -> None:
-        """One link's life, on a thread of its own. Raises OSError if it is not let in."""
+        """Serve one link, on a thread of its own. Raises OSError if it is not authenticated."""
         peer, _, answer = meet(connection, Admission(purpose(self._transport), self._site.secret))
         admit()
         welcome(connection, answer)
@@ -114,7 +114,7 @@ class _Connection:
         self._placer = threading.Thread(target=self._place, name=f"kv-{transport}-place")
 
     def serve(self) -> None:
-        """Until the connection ends; whatever ends it, the intake is told, and nothing is written after return."""
+        """Serve until the connection ends; then end it at the intake. Nothing is written after return."""
         try:
             self._placer.start()
             while data := self._control.receive(MAX_HEAD_BYTES):
@@ -144,8 +144,8 @@ class _Connection:
             is_waiting = self._is_waiting
         self._communicator.abort()  # from here on no receive can write the staging memory
         self._arrivals.put(None)
-        self._control.hang_up()  # it may be in the middle of a reply that nobody reads
-        if self._placer.ident is not None:  # else there was no thread to be had
+        self._control.hang_up()  # it may be in the middle of a reply that the peer does not read
+        if self._placer.ident is not None:  # else no thread was available
             self._placer.join(WAKE_S if is_waiting else None)
         self._communicator.release()
 
@@ -218,12 +218,12 @@ class _Connection:
         self._hang_up(f"malformed frame: {error}")
 
     def _hang_up(self, reason: str) -> None:
-        """Say why, then end the connection, which ends the reading thread."""
+        """Send the reason, then end the connection, which ends the reading thread."""
         self._end(reason)
         self._control.say_last(encode_reply(Reply(kind=ReplyKind.CLOSING, reason=reason)))
         self._control.hang_up()
 
     def _end(self, reason: str) -> None:
-        """The first reason is the one."""
+        """End with this reason, unless an earlier one was given."""
         with self._lock:
             self._reason = self._reason or reason

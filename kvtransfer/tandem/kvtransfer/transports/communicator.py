@@ -25,19 +25,19 @@ from tandem.kvtransfer.transports.control_socket import ControlSocket
 SENDER_RANK, RECEIVER_RANK = 0, 1
 PAYLOAD_TIMEOUT_S = patient(10.0)
 """Longest wait for one announced payload. It ends the link, so it must outlast a slow wire's window (8 MiB, shared by
-other links); whoever knows earlier that the peer is gone closes the link."""
+other links); a caller that learns earlier that the peer is gone closes the link."""
 _MAX_KEYS, _MAX_KEY_BYTES, _MAX_VALUE_BYTES = 64, 256, 8192
-"""What a rendezvous takes from the peer; gloo's and NCCL's have a few short ones."""
+"""Bounds on the peer's rendezvous entries; gloo's and NCCL's have a few short ones."""
 _KEY_LENGTH = struct.Struct("<H")
 _DONE = b"\0\0done"
 _PAYLOAD_TAG, _ABORT_TAG = 0, 1
 
 
 class Transfer(Protocol):
-    """A payload under way."""
+    """A payload in flight."""
 
     def wait(self) -> None:
-        """Until it was sent or has arrived, PAYLOAD_TIMEOUT_S at most. Raises LinkClosedError."""
+        """Wait until it was sent or has arrived, PAYLOAD_TIMEOUT_S at most. Raises LinkClosedError."""
         ...
 
 
@@ -52,7 +52,7 @@ class Communicator(Protocol):
         ...
 
     def receive(self, offset: int, size: int) -> Transfer:
-        """Begin to receive; nobody else touches the bytes until the transfer was waited for. Raises LinkClosedError."""
+        """Begin to receive; the bytes are untouched until the transfer was waited for. Raises LinkClosedError."""
         ...
 
     def abort(self) -> None:
@@ -61,7 +61,7 @@ class Communicator(Protocol):
         ...
 
     def release(self) -> None:
-        """After `abort`, when nobody waits any more: give back descriptors, threads and memory."""
+        """After `abort`, when no thread waits any more: give back descriptors, threads and memory."""
         ...
 
 
@@ -99,14 +99,14 @@ class ControlStore(Store):
         return all(key in self._values for key in keys)
 
     def finish(self) -> None:
-        """Say that this rank is through, and wait until the other is: what follows on the socket is frames."""
+        """Send that this rank is done, and wait until the other is: after that the socket carries frames."""
         self._control.send(_DONE)
         while self._receive():
             pass
         self._is_finished = True
 
     def _receive(self) -> bool:
-        """Take one of the peer's settings; False if it is through."""
+        """Take one of the peer's settings; False if it is done."""
         try:
             message = self._control.receive(_KEY_LENGTH.size + _MAX_KEY_BYTES + _MAX_VALUE_BYTES)
         except MalformedFrameError as error:
@@ -172,7 +172,7 @@ class GlooCommunicator:
             self._group.recv([nothing], self._peer, _ABORT_TAG).wait(timedelta(milliseconds=1))
 
     def _leave(self) -> None:
-        """The process ends and the link does not wait for that."""
+        """Leave the group to the exiting process, without waiting for it."""
         self._calls.refuse()
         self._abort()
         self._calls.wait_for_the_last(PAYLOAD_TIMEOUT_S)
@@ -188,12 +188,13 @@ class GlooCommunicator:
 
 
 _LEFT: list[Any] = []
-"""What threads could not free any more when the process ended; the main thread may, at the very end."""
+"""Objects that threads could no longer free when the process ended; the main thread may, at the very end."""
 
 
 class _Calls:
-    """Who is inside gloo. A daemon thread that comes back from there while the interpreter ends would abort the process
-    (its stack is unwound through C++ that forbids it); so the exit refuses new calls and waits for those under way."""
+    """Counts the threads inside gloo. A daemon thread that returns from there while the interpreter ends would abort
+    the process (its stack is unwound through C++ that forbids it); so the exit refuses new calls and waits for those
+    under way."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()  # guards the two below
@@ -215,7 +216,7 @@ class _Calls:
                 self._changed.notify_all()
 
     def free(self, held: list[Any]) -> None:
-        """Let go of what gloo made, which calls it, too. While the process ends its memory stays as it is."""
+        """Free gloo's objects, which calls gloo, too. While the process ends their memory stays as it is."""
         try:
             with self.one():
                 held.clear()
@@ -249,10 +250,10 @@ class _GlooTransfer:
             raise LinkClosedError(why)
 
     def __del__(self) -> None:
-        if self._held:  # nobody waited for it to the end
+        if self._held:  # it was not waited for to the end
             self._calls.free(self._held)
 
 
 def first_line(error: Exception) -> str:
-    """What the library said, without its stack."""
+    """The library's message, without its stack."""
     return str(error).partition("\n")[0] or type(error).__name__

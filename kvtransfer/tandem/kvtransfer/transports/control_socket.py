@@ -1,4 +1,4 @@
-"""The socket beside a communicator: whole messages both ways, and word of a peer's death."""
+"""The socket beside a communicator: whole messages both ways, and detection of a dead peer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tandem.kvtransfer.frame import MalformedFrameError
 _LENGTH = struct.Struct("<I")
 _READ_AHEAD_BYTES = 64 << 10
 LAST_WORD_S = 0.1
-"""How long a last word waits for a message that is being sent."""
+"""How long a last message waits for one that is being sent."""
 
 
 class ControlSocket:
@@ -42,7 +42,7 @@ class ControlSocket:
             self._socket.sendall(_LENGTH.pack(len(message)) + message)
 
     def say_last(self, message: bytes) -> None:
-        """Send if the peer takes it: one that reads nothing keeps nobody waiting. Nothing can be sent afterwards."""
+        """Send if the peer takes it, without waiting for one that reads nothing. Nothing can be sent afterwards."""
         if self._sending.acquire(timeout=LAST_WORD_S):
             try:
                 with contextlib.suppress(OSError):
@@ -66,6 +66,6 @@ class ControlSocket:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def release(self) -> None:
-        """Give the descriptor back; nobody receives or sends any more."""
+        """Give the descriptor back, once no thread receives or sends any more."""
         self._reader.close()
         self._socket.close()

@@ -1,7 +1,7 @@
 """A GPU's memory behind `cuda_ipc`. Nothing here has run on a GPU yet: the transport is proven on `cpu_ipc`.
 
 handle = this process's token (16 bytes), the ring's address in it (8), the driver's handle (64). The driver refuses to
-open a handle in the process that made it: there the token says so, and the address itself is used.
+open a handle in the process that made it: the token identifies that case, and the address itself is used.
 """
 
 from __future__ import annotations

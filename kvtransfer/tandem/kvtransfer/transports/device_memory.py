@@ -35,7 +35,7 @@ class Staging(Protocol):
     def descriptors(self) -> tuple[int, ...]: ...
 
     def free(self) -> None:
-        """Nobody reads it any more, here or elsewhere."""
+        """Free memory that no process reads any more."""
         ...
 
 
@@ -46,7 +46,7 @@ class Mapping(Protocol):
     def tensor(self) -> Tensor: ...
 
     def close(self) -> None:
-        """No work that reads it is queued any more."""
+        """Close a mapping that no queued work reads any more."""
         ...
 
 
@@ -58,11 +58,11 @@ class DeviceMemory(Protocol):
 
     @property
     def least_window_bytes(self) -> int:
-        """A smaller window would spend the time on launches."""
+        """Smallest useful window: with a smaller one the time would go into launches."""
         ...
 
     def allocate(self, size: int) -> Staging:
-        """Raises LinkClosedError."""
+        """Allocate staging memory. Raises LinkClosedError."""
         ...
 
     def open(self, handle: bytes, descriptors: Sequence[int], size: int) -> Mapping:

@@ -1,4 +1,4 @@
-"""Which transport a sender tries, in which order, and why. Dialling is the proof: what fails is passed by."""
+"""Orders the transports that a sender tries, with reasons, and dials them: one that fails is skipped."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def candidates(
 
 
 def dial_first(options: Sequence[Candidate], peer: Peer, secret: ClusterSecret) -> tuple[Link, str]:
-    """The first candidate that connects, and why it was chosen. Raises LinkClosedError with every failure."""
+    """Dial in order; return the first link that connects, and the reason. Raises LinkClosedError with every failure."""
     failures: list[str] = []
     for candidate in options:
         name = candidate.endpoint.transport

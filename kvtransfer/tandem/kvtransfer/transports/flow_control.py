@@ -1,4 +1,4 @@
-"""How much may be under way on a link: the sender's window, and the receiver's account of what it has taken."""
+"""Flow control of a link: the sender's window, and the receiver's account of the bytes it has taken."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tandem.kvtransfer.transports.base import WINDOW_BYTES, LinkClosedError
 from tandem.kvtransfer.transports.payload_ring import largest_payload
 
 REPORT_BYTES = WINDOW_BYTES // 2
-"""Payload taken before a receiver says so unasked; with the largest frame it must fit into WINDOW_BYTES."""
+"""Payload taken before a receiver reports it unasked; with the largest frame it must fit into WINDOW_BYTES."""
 
 
 class SenderWindow:
@@ -25,7 +25,7 @@ class SenderWindow:
         self.stalls = 0
 
     def wait_for(self, size: int) -> None:
-        """Until `size` more bytes may be sent. Raises LinkClosedError."""
+        """Wait until `size` more bytes may be sent. Raises LinkClosedError."""
         with self._changed:
             if not self._is_closed and self._sent + size - self._taken > self._size:
                 self.stalls += 1
@@ -56,7 +56,7 @@ class SenderWindow:
 
 
 class ReceiverCredit:
-    """Which replies have to go out: all but a mere ACK of a frame of a `patient` kind, which waits until `report_bytes`
+    """Selects the replies to send: all but a mere ACK of a frame of a `patient` kind, which waits until `report_bytes`
     were taken."""
 
     def __init__(
@@ -66,7 +66,7 @@ class ReceiverCredit:
         self._taken = self._reported = 0
 
     def settle(self, frame: Frame, reply: Reply) -> Reply | None:
-        """The reply to send for `frame`, with the credit in it; None if it can wait."""
+        """Return the reply to send for `frame`, with the credit in it; None if it can wait."""
         self._taken += frame.payload_bytes
         may_wait = reply.kind is ReplyKind.ACK and frame.kind in self._patient
         if may_wait and self._taken - self._reported < self._report_bytes:
@@ -76,10 +76,10 @@ class ReceiverCredit:
 
 
 class RingCredit:
-    """How far a shared ring is free again, and whether the sender has to be told now.
+    """Position up to which a shared ring is free again, and whether the sender must be notified now.
 
-    The largest payload, what is skipped before it at the ring's end, and what was not told fit into the ring together:
-    a sender that waits for room is always told of it.
+    The largest payload, the bytes skipped before it at the ring's end, and the unreported ones fit into the ring
+    together: a sender that waits for memory is always notified.
     """
 
     def __init__(self, ring_bytes: int) -> None:
@@ -87,7 +87,7 @@ class RingCredit:
         self._freed = self._told = 0
 
     def settle(self, frame: Frame, position: int, reply: Reply) -> Reply | None:
-        """The reply to send for a frame whose payload lay at `position`; None if it can wait."""
+        """Return the reply to send for a frame with a payload at `position`; None if it can wait."""
         if frame.payload_bytes:
             self._freed = position + frame.payload_bytes
         is_mere_ack = reply.kind is ReplyKind.ACK and frame.kind in (FrameKind.DATA, FrameKind.OPEN)

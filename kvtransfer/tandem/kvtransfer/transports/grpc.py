@@ -47,9 +47,9 @@ MAX_PAYLOAD_BYTES = 2 << 20
 MAX_MESSAGE_BYTES = HEAD_ROOM_BYTES + MAX_HEAD_BYTES + MAX_PAYLOAD_BYTES
 WINDOW_BYTES = 8 << 20
 REPORT_BYTES = WINDOW_BYTES // 2
-"""Payload taken before a receiver says so unasked; with the largest frame it must fit into WINDOW_BYTES."""
+"""Payload taken before a receiver reports it unasked; with the largest frame it must fit into WINDOW_BYTES."""
 OPEN_WAITS_S = 0.002
-"""An OPEN waits so long for the first frame of data, to travel with it; nobody waits for it meanwhile."""
+"""An OPEN waits so long for the first frame of data, to travel with it; no thread waits for it meanwhile."""
 LOST_AFTER_MS = int(patient(3_000))
 KEEPALIVE_MS = 1_000
 COMMON_OPTIONS = (

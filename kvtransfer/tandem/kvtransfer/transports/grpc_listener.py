@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 
 class GrpcListener:
-    """Serves on `bind_host` at a port that the system chooses; `advertise_host` is what senders are told."""
+    """Serves on `bind_host` at a port that the system chooses; `advertise_host` goes into the endpoint for senders."""
 
     def __init__(self, intake: Intake, secret: ClusterSecret, rank: Rank, bind_host: str, advertise_host: str) -> None:
         self._intake, self._checker, self._rank = intake, ProofChecker(secret), rank
@@ -73,7 +73,7 @@ class GrpcListener:
         self._server.start()
 
     def endpoint(self) -> Endpoint:
-        """The address ends with a name that no other listener has or had: a proof of who dials is good for this one."""
+        """Address ending with a name unique to this listener: a dialler's proof is valid for this listener alone."""
         address = f"{join_address(self._advertise_host, self._port)}/{self._name}"
         return Endpoint(rank=self._rank, transport="grpc", host=host_id(), address=address)
 
@@ -96,7 +96,8 @@ class GrpcListener:
         yield from self._serve(requests, link, feed)
 
     def _authenticate(self, context: grpc.ServicerContext) -> Peer:
-        """The peer behind a call; aborts the call (by raising) if it does not know the secret or hides who it is."""
+        """Return a call's peer; abort the call (by raising) if it does not know the secret or does not identify
+        itself."""
         metadata = context.invocation_metadata()
         line = value_of(metadata, PROOF_KEY)
         refusal = self._checker.refusal(line, PATH, self._name)
@@ -138,8 +139,8 @@ class GrpcListener:
 
 
 class _Feed:
-    """Hands a stream's frames to the intake until the stream ends, and then tells it so: once, for a second time could
-    hit what the peer was promised since, and with no frame under way, for that could begin what nobody fails any more.
+    """Hands a stream's frames to the intake until the stream ends, and then ends it there: once, because a second time
+    could hit later promises to the peer, and with no frame in progress, which could begin a transfer that never fails.
 
     One thread feeds; any thread ends.
     """
@@ -151,7 +152,7 @@ class _Feed:
         self._reason: str | None = None  # why it has ended
 
     def accept(self, frame: Frame, payload: memoryview) -> Reply | None:
-        """The intake's reply; None if the stream has ended. Raises MalformedFrameError."""
+        """Return the intake's reply; None if the stream has ended. Raises MalformedFrameError."""
         with self._lock:
             if self._reason is not None:
                 return None
@@ -166,17 +167,17 @@ class _Feed:
                 self._intake.disconnect(self._link, ended)
 
     def end(self, reason: str) -> None:
-        """The first reason is the one."""
+        """End with this reason, unless an earlier one was given."""
         with self._lock:
             if self._reason is not None:
                 return
             self._reason, is_feeding = reason, self._is_feeding
-        if not is_feeding:  # else the feeding thread tells
+        if not is_feeding:  # else the feeding thread does it
             self._intake.disconnect(self._link, reason)
 
 
 class _Fetcher:
-    """A thread that takes a stream's messages from gRPC, _AHEAD of who works on them. It ends with the stream."""
+    """A thread that takes a stream's messages from gRPC, _AHEAD of the consumer. It ends with the stream."""
 
     def __init__(self, requests: Iterator[bytes]) -> None:
         self._requests = requests
@@ -198,7 +199,7 @@ class _Fetcher:
             return message
 
     def stop(self) -> None:
-        """Nobody takes messages any more; the thread ends as soon as gRPC ends the stream."""
+        """Take no more messages; the thread ends as soon as gRPC ends the stream."""
         with self._changed:
             self._is_stopped = True
             self._messages.clear()

@@ -46,7 +46,7 @@ class Admission:
         self.challenge = secrets.token_bytes(NONCE_BYTES)
 
     def judge(self, hello: bytes) -> tuple[Peer, bytes, bytes]:
-        """(who dialled, its extra bytes, the answer to send). Raises LinkClosedError."""
+        """Return (the dialling peer, its extra bytes, the answer to send). Raises LinkClosedError."""
         answer, words = hello[:ANSWER_BYTES], hello[ANSWER_BYTES:]
         if not self._secret.is_answer(self.challenge + words, self._purpose, answer):
             raise LinkClosedError("the sender does not know the cluster secret")

@@ -10,7 +10,7 @@ sender                                                          receiver
   │                 ═ copy into its own memory, checksum, scatter ═ │   then the word again: withdrawn? given to others?
   │ ◀───────────────── reply, count of frames judged ───────────── │   clears the word, then the place is free
 
-The ring is freed when the pipe says that the receiver has unmapped it, or is dead: never while it may be read.
+The ring is freed when the pipe shows that the receiver has unmapped it, or is dead: never while it may be read.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def memory_for(transport: str) -> DeviceMemory:
 
 
 def purpose(transport: str) -> bytes:
-    """What the handshake's proofs are bound to."""
+    """The transport's name as bytes, to which the handshake's proofs are bound."""
     return transport.encode()
 
 
@@ -90,7 +90,7 @@ def aligned(size: int) -> int:
 
 
 def fits(memory: DeviceMemory, pool: PoolAccess) -> bool:
-    """Whether `pool` lies on the device itself."""
+    """True if `pool` lies on the device itself."""
     return isinstance(pool, DeviceAccess) and pool.device == str(memory.device)
 
 
@@ -235,7 +235,7 @@ class _Room(DeviceRoom):
 
 
 class Ring:
-    """The sender's ring, its page of words, and the pipe whose other end the receiver holds while it maps the ring."""
+    """The sender's ring, its page of words, and a pipe: the receiver holds its other end while it maps the ring."""
 
     def __init__(self, memory: DeviceMemory, size: int) -> None:
         """Raises OSError."""
@@ -274,7 +274,7 @@ class Ring:
         self._release()
 
     def _is_unmapped(self, within_s: float | None) -> bool:
-        """Whether nobody holds the other end of the pipe."""
+        """True if the receiver no longer holds the other end of the pipe."""
         poll = select.poll()
         poll.register(self._gone, select.POLLIN)
         return bool(poll.poll(None if within_s is None else within_s * 1000))

@@ -76,7 +76,7 @@ class IpcListener:
         self._port.close()
 
     def _run(self, connection: socket.socket, admit: Callable[[], None]) -> None:
-        """One link's life, on a thread of its own. Raises OSError if it is not let in."""
+        """Serve one link, on a thread of its own. Raises OSError if it is not authenticated."""
         connection.settimeout(DIAL_TIMEOUT_S)
         admission = Admission(purpose(self._transport), self._site.secret)
         connection.send(admission.challenge)
@@ -90,7 +90,7 @@ class IpcListener:
 
     @contextlib.contextmanager
     def _opened(self, connection: socket.socket) -> Iterator[_Landing]:
-        """What the sender offers, mapped; unmapped at the end, which the sender hears by its pipe. Raises OSError."""
+        """Map the sender's offer; unmapped at the end, which the pipe shows to the sender. Raises OSError."""
         offer, descriptors, _, _ = socket.recv_fds(
             connection, MAX_OFFER_BYTES, MAX_OFFER_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
         )
@@ -114,7 +114,7 @@ class IpcListener:
                 os.close(descriptor)
 
     def _serve(self, connection: socket.socket, link: InboundLink, landing: _Landing) -> None:
-        """Feed frames to the intake until the connection ends; whatever ends it, the intake is told."""
+        """Feed frames to the intake until the connection ends; then end it at the intake, whatever the cause."""
         intake, reason, number = self._site.intake, "the receiver broke off", 0
         try:
             while data := connection.recv(PRELUDE.size + MAX_HEAD_BYTES + 1):
@@ -126,7 +126,7 @@ class IpcListener:
         except MalformedFrameError as error:
             reason = f"malformed frame: {error}"
             intake.reject(link, error)
-            with contextlib.suppress(OSError):  # a sender that reads nothing keeps nobody waiting
+            with contextlib.suppress(OSError):  # do not wait for a sender that reads nothing
                 connection.send(encode_reply(Reply(kind=ReplyKind.CLOSING, reason=reason)), socket.MSG_DONTWAIT)
         except OSError as error:
             reason = str(error)

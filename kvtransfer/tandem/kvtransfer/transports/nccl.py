@@ -126,7 +126,7 @@ class _NcclTransfer:
 
 @contextmanager
 def _environment() -> Iterator[None]:
-    """What torch takes from the environment alone, while a group is made; other groups keep their own."""
+    """Set torch's environment-only options while a group is made; other groups keep their own."""
     with _environment_lock:
         before = {name: os.environ.get(name) for name in _ENVIRONMENT}
         os.environ.update(_ENVIRONMENT)

@@ -4,8 +4,8 @@ position % size:  0        freed            head        size
                   │ free   │ under way      │ free      │ word │   a payload never wraps: what does not fit before
                                                                    the end starts at 0 and the rest is skipped
 
-The word, in a page of its own behind the ring, is `freed` as the receiver knows it: a sender that is short of room
-looks there before it waits for a reply. It can wake nobody, and nothing depends on it: replies tell the same later.
+The word, in a page of its own behind the ring, is `freed` as the receiver knows it: a sender that is short of memory
+reads it before it waits for a reply. It wakes no thread, and nothing depends on it: replies carry the same later.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def largest_payload(ring_bytes: int) -> int:
 
 
 class ReceiverRing:
-    """The receiver's mapping. `view` hands out memory that the sender says it has filled."""
+    """The receiver's mapping. `view` hands out memory that the sender has reported as filled."""
 
     def __init__(self, size: int) -> None:
         self.descriptor = make_sealed("tandem-kv", size + _WORD_BYTES)
@@ -47,7 +47,7 @@ class ReceiverRing:
         self._order = threading.Lock()
 
     def close_descriptor(self) -> None:
-        """After it was passed on."""
+        """Close the descriptor after it was passed on."""
         os.close(self.descriptor)
 
     def view(self, position: int, size: int) -> memoryview:
@@ -58,7 +58,7 @@ class ReceiverRing:
         return self._view[start : start + size]
 
     def note_freed(self, position: int) -> None:
-        """Everything before `position` was read: the sender may see it from now on.
+        """Publish to the sender that everything before `position` was read.
 
         The store is one of 8 aligned bytes. x86 keeps it behind the reads before it; elsewhere the lock does, which is
         taken after other locks were given back.
@@ -89,7 +89,7 @@ class SenderRing:
         self.stalls = 0
 
     def reserve(self, size: int) -> memoryview:
-        """Room for `size` bytes, at most half the ring; waits until it is free. Raises LinkClosedError."""
+        """Reserve `size` bytes, at most half the ring; waits until they are free. Raises LinkClosedError."""
         account = self._account
         self._reserved = account.position_of(size)  # this thread alone moves it on
         past = self._reserved + size - self.size
@@ -110,7 +110,7 @@ class SenderRing:
         return self._reserved
 
     def free(self, position: int) -> None:
-        """The receiver is done with everything before `position`."""
+        """Free everything before `position`, with which the receiver is done."""
         with self._changed:
             self._account.free(position)
             self._changed.notify_all()

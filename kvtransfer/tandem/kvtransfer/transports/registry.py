@@ -1,7 +1,7 @@
-"""Every transport by name: what it needs, where it stands in "auto", and how its two ends are made.
+"""Every transport by name: its requirements, its place in "auto", and the functions that make its two ends.
 
 A transport is one entry of `TRANSPORTS`. Its module is imported when an end of it is made, never before; an end that
-cannot be made on this machine (a missing module, no GPU) says so by ImportError or UnavailableTransportError.
+cannot be made on this machine (a missing module, no GPU) raises ImportError or UnavailableTransportError.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Preference = str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """For whom and where a listener listens. `on_device`: the pools lie in a GPU's memory."""
+    """A listener's rank, intake and addresses. `on_device`: the pools lie in a GPU's memory."""
 
     intake: Intake
     secret: ClusterSecret
@@ -54,7 +54,7 @@ class Transport:
     is_automatic: bool = True
 
     def suits(self, *, on_device: bool) -> bool:
-        """Whether "auto" considers it."""
+        """True if "auto" considers it."""
         return self.is_automatic and (on_device or not self.is_for_devices)
 
 

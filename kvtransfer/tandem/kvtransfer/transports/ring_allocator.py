@@ -1,7 +1,7 @@
-"""Where payloads lie in a ring that both ends of a link have, each its own: positions count bytes for ever.
+"""Places payloads in a ring that each end of a link keeps its own copy of: positions count bytes for ever.
 
-Both ends place the same payloads in the same order by the same rule, so only what is freed is told: a payload never
-wraps, what does not fit before the end starts at 0 and the rest is skipped.
+Both ends place the same payloads in the same order by the same rule, so only freed positions are sent: a payload never
+wraps; one that does not fit before the end starts at 0 and the rest is skipped.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from tandem.kvtransfer.transports.base import LinkClosedError
 
 
 class RingAccount:
-    """What of `size` bytes is taken. Not thread-safe; owns no memory."""
+    """Accounts for the taken part of `size` bytes. Not thread-safe; owns no memory."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.head = self.freed = 0
 
     def position_of(self, payload_bytes: int) -> int:
-        """Where the next payload begins, free or not."""
+        """Position at which the next payload begins, free or not."""
         start = self.head % self.size
         return self.head if start + payload_bytes <= self.size else self.head + self.size - start
 
@@ -37,13 +37,13 @@ class RingAccount:
         return position % self.size, self.head
 
     def free(self, position: int) -> None:
-        """Everything before `position` is done with, whoever says so: never less than before, never what was not given
-        out yet."""
+        """Free everything before `position`, whatever the source of it: never less than before, never more than was
+        handed out."""
         self.freed = max(self.freed, min(position, self.head))
 
 
 class SendWindow:
-    """A sender's account of the ring and of frames without a reply: whoever wants more waits.
+    """A sender's account of the ring and of frames without a reply; a thread that needs more waits.
 
     One thread reserves and commits; another frees; any closes.
     """
@@ -57,7 +57,7 @@ class SendWindow:
         self.stalls = 0
 
     def reserve(self, payload_bytes: int) -> int:
-        """The offset of room for a payload and its frame, once there is. Raises LinkClosedError."""
+        """Offset of memory for a payload and its frame, once there is. Raises LinkClosedError."""
         with self._changed:
             self._wait(payload_bytes)
             return self._account.position_of(payload_bytes) % self._account.size
@@ -74,7 +74,7 @@ class SendWindow:
             return self._sent
 
     def judged(self, frames: int) -> None:
-        """The receiver is done with the first `frames` of all that were sent."""
+        """Record that the receiver is done with the first `frames` of all that were sent."""
         with self._changed:
             while self._unanswered and self._sent - len(self._unanswered) < frames:
                 self._account.free(self._unanswered.popleft())

@@ -1,4 +1,4 @@
-"""Shared memory whose size nobody can change any more: a peer that shrank it could end this process by SIGBUS."""
+"""Shared memory with a sealed size: a peer that shrank it could end this process by SIGBUS."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 def make_sealed(name: str, size: int) -> int:
-    """Its descriptor, of `size` zeros. Raises OSError."""
+    """Return a descriptor of `size` zeros. Raises OSError."""
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, size)
@@ -21,7 +21,7 @@ def make_sealed(name: str, size: int) -> int:
 
 
 def is_sealed(descriptor: int) -> bool:
-    """Whether nobody can change its size. Raises OSError for what is no shared memory."""
+    """True if its size can no longer be changed. Raises OSError for anything but shared memory."""
     return fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS == _SEALS
 
 

@@ -11,7 +11,7 @@ from tandem.kvtransfer.transports.acceptor import hang_up
 from tandem.kvtransfer.transports.base import LinkClosedError
 
 DIRECT_BYTES = 64 << 10
-"""What is not longer leaves from the caller's thread while the lane is idle: waking another one would take longer."""
+"""Shorter sends leave from the caller's thread while the lane is idle: waking another one would take longer."""
 
 _Parts = Sequence[bytes | memoryview]
 
@@ -67,7 +67,7 @@ class Lane:
                 with self._lock:
                     self._waiting -= 1
         except LinkClosedError:
-            pass  # whoever reads the link's replies learns it
+            pass  # the reader of the link's replies learns it
         finally:
             self._on_broken()  # whatever ended the thread, nothing leaves here any more
 

@@ -5,7 +5,7 @@ sender                                        receiver
   │ ─────────── answer, nonce, peer ──────────▶ │   both prove that they know the secret (`handshake`)
   │ ◀────────── answer, ring's descriptor ────  │
   │ ═══ payload into the ring ════════════════  │
-  │ ─────────── ring position, header ────────▶ │   the message is the wake-up: nobody polls
+    │ ─────────── ring position, header ────────▶ │   the message is the wake-up: no polling
   │ ◀── position freed, a word behind the ring   │   read by a sender that is short of room, before it waits
   │ ◀────────── reply, position freed ────────  │   bundled; wakes a sender that waits
 """

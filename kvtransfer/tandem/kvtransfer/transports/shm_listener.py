@@ -68,7 +68,7 @@ class ShmListener:
         connection.settimeout(None)
 
     def _serve(self, connection: socket.socket, link: InboundLink, ring: ReceiverRing) -> None:
-        """Feed frames to the intake until the connection ends; whatever ends it, the intake is told."""
+        """Feed frames to the intake until the connection ends; then end it at the intake, whatever the cause."""
         reason, credit = "the receiver broke off", RingCredit(self._ring_bytes)
         message = memoryview(bytearray(POSITION.size + MAX_HEAD_BYTES + 1))
         try:
@@ -80,7 +80,7 @@ class ShmListener:
         except MalformedFrameError as error:
             reason = f"malformed frame: {error}"
             self._intake.reject(link, error)
-            with contextlib.suppress(OSError):  # a sender that reads nothing keeps nobody waiting
+            with contextlib.suppress(OSError):  # do not wait for a sender that reads nothing
                 connection.send(encode_reply(Reply(kind=ReplyKind.CLOSING, reason=reason)), socket.MSG_DONTWAIT)
         except OSError as error:
             reason = str(error)

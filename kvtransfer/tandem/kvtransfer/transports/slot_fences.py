@@ -38,17 +38,17 @@ class SlotWords:
         self._words[number % MAX_FRAMES] = 2 * number + 1
 
     def clear(self, number: int) -> None:
-        """Nothing if the word belongs to a later frame already."""
+        """Clear the word, unless it belongs to a later frame already."""
         if self._words[number % MAX_FRAMES] == 2 * number + 1:
             self._words[number % MAX_FRAMES] = 2 * number
 
     def close_descriptor(self) -> None:
-        """After it was passed on; the page stays until `close`."""
+        """Close the descriptor after it was passed on; the page stays until `close`."""
         os.close(self.descriptor)
 
     def close(self) -> None:
-        """Unmap the page, once nobody writes: a mapping has a descriptor of its own, which would wait for the collector
-        of cycles."""
+        """Unmap the page once no thread writes: a mapping has its own descriptor, which would wait for the cycle
+        collector."""
         self._words.release()
         self._page.close()
 
@@ -66,5 +66,5 @@ class SlotWordsView:
         self._words = memoryview(page).cast("Q")
 
     def is_published(self, number: int) -> bool:
-        """Whether the place of frame `number` holds its payload and no other."""
+        """True if the place of frame `number` holds its payload and no other."""
         return self._words[number % MAX_FRAMES] == 2 * number + 1

@@ -5,7 +5,7 @@
 
 Sockets deliver in order, a link as a whole does not: FINISH, which must not overtake data, goes over all of them and
 counts at the receiver when the last has brought it. The size travels twice, so that a flipped bit ends the link
-instead of letting the receiver wait for bytes that nobody sends.
+instead of letting the receiver wait for bytes that are never sent.
 
     link thread: gather into a free buffer ──▶ queue of a socket ──▶ its thread: send, buffer is free again
 
@@ -53,7 +53,7 @@ MAGIC = b"TKVT"
 PRELUDE = struct.Struct("<4sII")
 LINK_ID_BYTES = 16
 JOIN = struct.Struct(f"<{LINK_ID_BYTES}sBB")
-"""What a socket adds to its introduction: its link's random id, its number in the link, and how many it has."""
+"""A socket's addition to its introduction: its link's random id, its number in the link, and how many it has."""
 _COMPLEMENT = 0xFFFFFFFF
 _REPLY = struct.Struct("<HH")
 _RECEIVE_BYTES = 1 << 16
@@ -69,7 +69,7 @@ class TcpLink:
     max_payload_bytes = MAX_PAYLOAD_BYTES
 
     def __init__(self, sockets: Sequence[socket.socket], *, sends_itself: bool = False) -> None:
-        """`sends_itself`: whoever commits also sends; no thread does it beside the next gather."""
+        """`sends_itself`: the committing thread also sends; no thread does it beside the next gather."""
         self._lanes = tuple(Lane(connection, self._break, is_threaded=not sends_itself) for connection in sockets)
         self._next = 0
         self._window = SenderWindow()
@@ -153,13 +153,13 @@ class TcpLink:
             lane.release()
 
     def _break(self) -> None:
-        """A lane cannot send: hang up, so that the replies' reader ends and says so."""
+        """End the link when a lane cannot send: hang up, so that the replies' reader ends and reports it."""
         for lane in self._lanes:
             hang_up(lane.connection)
 
 
 def sockets_for(cores: int) -> int:
-    """How many sockets a link has on a machine of so many cores."""
+    """Number of sockets of a link on a machine of so many cores."""
     return max(1, min(MOST_SOCKETS, cores // CORES_A_SOCKET))
 
 
@@ -177,7 +177,7 @@ def receive_exactly(connection: socket.socket, room: memoryview) -> bool:
 
 
 def head_size(prelude: memoryview) -> int:
-    """What a prelude says. Raises MalformedFrameError."""
+    """Return the head size in a prelude. Raises MalformedFrameError."""
     magic, size, complement = PRELUDE.unpack(prelude)
     if magic != MAGIC or size ^ _COMPLEMENT != complement:
         raise MalformedFrameError(f"no frame of protocol tcp: starts with {magic!r}")

@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 
 class TcpListener:
-    """Listens on `bind_host` at a port that the system chooses; `advertise_host` is what senders are told."""
+    """Listens on `bind_host` at a port that the system chooses; `advertise_host` goes into the endpoint for senders."""
 
     def __init__(self, intake: Intake, secret: ClusterSecret, rank: Rank, bind_host: str, advertise_host: str) -> None:
         self._intake, self._secret, self._rank = intake, secret, rank
@@ -69,7 +69,7 @@ class TcpListener:
         self._port.close()
 
     def _run(self, connection: socket.socket, admit: Callable[[], None]) -> None:
-        """One socket's life. Raises OSError if it is not let in."""
+        """Serve one socket until it ends. Raises OSError if it is not authenticated."""
         peer, extra, answer = meet(connection, Admission(PURPOSE, self._secret, JOIN.size))
         admit()
         connection.settimeout(None)
@@ -87,7 +87,7 @@ class TcpListener:
             inbound.leave(reason)
 
     def _join(self, link_id: bytes, peer: Peer, number: int, sockets: int, connection: socket.socket) -> _Inbound:
-        """The link that a socket belongs to, made by the first of them. Raises LinkClosedError."""
+        """Return the link that a socket belongs to, made by its first socket. Raises LinkClosedError."""
         if not 0 <= number < sockets <= MAX_SOCKETS:
             raise LinkClosedError(f"socket {number} of {sockets}")
         with self._lock:
@@ -99,7 +99,7 @@ class TcpListener:
 
 
 class _Inbound:
-    """The sockets of one link. They end together: what one of them loses, the others cannot make good."""
+    """The sockets of one link. They end together: the others cannot replace what one of them loses."""
 
     def __init__(self, intake: Intake, link: InboundLink, sockets: int) -> None:
         self._intake, self._link, self._size = intake, link, sockets
@@ -111,7 +111,7 @@ class _Inbound:
         self._finishes: Counter[tuple[TransferId, Attempt]] = Counter()
 
     def add(self, peer: Peer, number: int, sockets: int, connection: socket.socket) -> None:
-        """Raises LinkClosedError for a socket that does not fit the others, or comes after one of them has ended."""
+        """Add a socket. Raises LinkClosedError if it does not fit the others, or comes after one of them has ended."""
         with self._lock:
             self._add(peer, number, sockets, connection)
 
@@ -123,7 +123,7 @@ class _Inbound:
         self._serving += 1
 
     def serve(self, connection: socket.socket) -> str:
-        """Feed a socket's frames to the intake until it ends; why. Raises OSError."""
+        """Feed a socket's frames to the intake until it ends; return the reason. Raises OSError."""
         head, room = memoryview(bytearray(PRELUDE.size + MAX_HEAD_BYTES)), memoryview(bytearray(MAX_PAYLOAD_BYTES))
         try:
             while receive_exactly(connection, head[: PRELUDE.size]):
@@ -148,8 +148,8 @@ class _Inbound:
         return "the sender hung up"
 
     def leave(self, reason: str) -> None:
-        """A socket has ended: so do the others. With the last one what depends on them fails: not earlier, for what
-        another has in hand would begin or go on with transfers of a link that is lost already."""
+        """End the other sockets with this one. Dependent transfers fail with the last socket, not earlier: frames still
+        in progress on another would begin or continue transfers of a link that is lost already."""
         with self._lock:
             self._reason = self._reason or reason or "the connection was lost"
             self._serving -= 1
@@ -167,14 +167,14 @@ class _Inbound:
             return
         reply = self._intake.accept(frame, payload, self._link)
         if frame.kind is FrameKind.OPEN and reply.kind is ReplyKind.ACK:
-            return  # nobody waits for it, and it would wake the sender in the middle of its first gather
+            return  # no thread waits for it, and it would wake the sender in the middle of its first gather
         with self._lock:
             due = self._credit.settle(frame, reply)
             if due is not None:
                 self._reply(due)
 
     def _is_last_finish(self, frame: Frame) -> bool:
-        """Whether every socket has brought this FINISH, and with it all the data that was sent before."""
+        """True if every socket has brought this FINISH, and with it all the data that was sent before."""
         key = frame.transfer, frame.attempt
         with self._lock:
             self._finishes[key] += 1
@@ -192,7 +192,7 @@ class _Inbound:
             first.sendall(reply_message(reply))
 
     def _say_last(self, reply: Reply) -> None:
-        """Send if the sender takes it: one that reads nothing keeps nobody waiting, neither here nor with a reply."""
+        """Send if the sender takes it, without waiting for one that reads nothing, neither here nor with a reply."""
         first = self._sockets.get(0)
         if first is None:
             return
@@ -202,4 +202,4 @@ class _Inbound:
                     first.send(reply_message(reply), socket.MSG_DONTWAIT)
             finally:
                 self._lock.release()
-        hang_up(first)  # wakes who holds the lock with a reply that has no room
+        hang_up(first)  # wakes a thread that holds the lock with a reply for which there is no space

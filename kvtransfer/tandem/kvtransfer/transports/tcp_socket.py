@@ -57,7 +57,7 @@ class TcpPort:
             raise
 
     def address(self, advertise_host: str) -> str:
-        """Where senders find it."""
+        """The address at which senders reach it."""
         return join_address(advertise_host, self._port)
 
     def close(self) -> None:
@@ -67,7 +67,7 @@ class TcpPort:
 
 
 def dial(address: str, words: Introduction, deadline_s: float) -> socket.socket:
-    """A connection to a `TcpPort` whose two ends have proven themselves before `deadline_s` (monotonic).
+    """Connect to a `TcpPort`; both ends have proven themselves before `deadline_s` (monotonic).
 
     Raises OSError or ValueError.
     """
@@ -83,8 +83,8 @@ def dial(address: str, words: Introduction, deadline_s: float) -> socket.socket:
 
 
 def meet(connection: socket.socket, admission: Admission) -> tuple[Peer, bytes, bytes]:
-    """The other side of `dial`: (who it is, what it adds, the answer that `welcome` is to send). Raises OSError if it
-    is not let in within DIAL_TIMEOUT_S."""
+    """Answer `dial`; return (the peer, its extra bytes, the answer that `welcome` is to send). Raises OSError if it is
+    not authenticated within DIAL_TIMEOUT_S."""
     _tune(connection)
     deadline_s = time.monotonic() + DIAL_TIMEOUT_S
     connection.settimeout(DIAL_TIMEOUT_S)
@@ -93,7 +93,7 @@ def meet(connection: socket.socket, admission: Admission) -> tuple[Peer, bytes, 
 
 
 def welcome(connection: socket.socket, answer: bytes) -> None:
-    """The handshake's last word. Raises OSError."""
+    """Send the last message of the handshake. Raises OSError."""
     _send(connection, answer)
 
 

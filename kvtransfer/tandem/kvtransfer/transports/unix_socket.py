@@ -40,8 +40,8 @@ class UnixPort:
             Path(self.address).unlink(missing_ok=True)
 
     def _check_and_serve(self, connection: socket.socket, admit: Callable[[], None]) -> None:
-        """Raises PermissionError unless the other end was opened by this process's user, or by root. Who may open a
-        path is the business of its mode and folder; an abstract name has neither."""
+        """Raises PermissionError unless the other end was opened by this process's user, or by root. A path's mode and
+        folder decide which users may open it; an abstract name has neither."""
         if self.address.startswith("@"):
             user = _user_of(connection)
             if user not in (0, os.geteuid()):
