@@ -11,7 +11,7 @@ _start.argtypes, _start.restype = [ctypes.py_object], ctypes.c_void_p
 
 
 class Fillable:
-    """`room` may be written until `take` hands the object out; nobody else knows it before.
+    """`room` may be written until `take` hands the object out; nothing else refers to it before.
 
     The C API allows this for an object that it made without content. Memory comes fresh from the allocator, which
     should keep what is freed (`kernels.cpu_memory`), or every page is faulted in anew.
