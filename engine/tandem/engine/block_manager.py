@@ -1,4 +1,4 @@
-"""The engine's blocks: one ledger a KV group, and what sequences do with them. Decides nothing, moves no bytes.
+"""The engine's blocks: one ledger a KV group, and operations of sequences on them. Decides nothing, moves no bytes.
 
 Every sequence has one table a group, all of the same length: block i of every table holds tokens
 [i·block_tokens, (i+1)·block_tokens). In a group with a window the leading ones go back while the sequence runs, see
@@ -34,8 +34,8 @@ class BlockCopy(NamedTuple):
 
 
 class Reserved(NamedTuple):
-    """Blocks of `group` in logical order: the first `left` are not held, because they lie behind the window; those up
-    to `hits` were cached, the others are to be filled."""
+    """Blocks of `group` in logical order: the first `left` are behind the window and not held; those up to `hits` were
+    cached, the others are to be filled."""
 
     group: GroupId
     blocks: list[BlockId]
@@ -77,8 +77,8 @@ class BlockSpace:
     def admit(self, state: RequestState, headroom_blocks: int) -> bool:
         """Give a waiting request blocks for all tokens it knows, sharing the longest cached prefix.
 
-        At least one token stays to be computed, and those whose logits are wanted. False if fewer than
-        `headroom_blocks` would be left.
+        At least one token stays to be computed, and those with requested logits. False if fewer than `headroom_blocks`
+        would be left.
         """
         leader = state.leader
         goal = state.goal(leader)
@@ -119,8 +119,8 @@ class BlockSpace:
         headroom_blocks: int,
         lefts: AbstractSequence[int] | None = None,
     ) -> tuple[Reserved, ...] | None:
-        """Pin what is cached of `hashes` and take the rest of `count` blocks, in every group, for `holder`, who has
-        none yet; without the first `lefts[i]` of group i, which nobody will attend to. None, and nothing held, if
+        """Pin the cached blocks of `hashes` and take the rest of `count` blocks, in every group, for `holder`, which
+        has none yet; without the first `lefts[i]` of group i, to which no token will attend. None, and nothing held, if
         fewer than `headroom_blocks` would be left in a group."""
         reserved = []
         for ledger, left in zip(self.ledgers, lefts or [0] * len(self.ledgers), strict=True):
@@ -213,7 +213,7 @@ class BlockSpace:
 
     def extend_ahead(self, state: RequestState, sequence: Sequence, end: int) -> bool:
         """Make room for the token before `end`, behind one that is being computed. False, with nothing changed, if a
-        group has too few blocks, or if the token's block is seen by others or may be."""
+        group has too few blocks, or if the token's block is or may be shared."""
         grow, last = self.blocks_for(end) - len(sequence.tables[0]), (end - 1) // self.block_tokens
         if state.spare_blocks or any(ledger.available < grow for ledger in self.ledgers):
             return False
@@ -226,8 +226,8 @@ class BlockSpace:
         return True
 
     def keep_written(self, sequences: Iterable[tuple[Sequence, int]]) -> None:
-        """Until the next call, which ends this one, the block of each sequence's token before `end` goes to nobody
-        else, even if the sequence gives it back: a step that has begun writes there."""
+        """Reserve the block of each sequence's token before `end` until the next call, which ends this one. It is not
+        reallocated, even if the sequence gives it back: a step that has begun writes there."""
         self.let_go(_WRITTEN)
         self._written = {
             sequence.holder: [table[(end - 1) // self.block_tokens] for table in sequence.tables]
@@ -305,8 +305,8 @@ class BlockSpace:
         state.is_forked = len(state.live) <= 1
 
     def disown(self, state: RequestState) -> None:
-        """After a computation of this request that may have left bad values: nobody finds its blocks any more, even
-        while a push still holds them, nor any block that nobody holds."""
+        """Unpublish the request's blocks after a computation that may have left bad values. They are no longer found,
+        even while a push still holds them, nor is any block without a holder."""
         for sequence in state.sequences:
             for group, ledger in enumerate(self.ledgers):
                 behind = (ledger.lookup(block_hash) for block_hash in sequence.hashes[: sequence.left[group]])
@@ -346,7 +346,7 @@ class BlockSpace:
         return BlockLedger(group, num_blocks, on_stored=stored, on_removed=removed, clock=self._clock)
 
     def _hash(self, sequence: Sequence, root: BlockHash, count: int) -> None:
-        """Know the hashes of the first `count` full blocks; they depend on tokens alone and are never dropped."""
+        """Compute the hashes of the first `count` full blocks; they depend on tokens alone and are never dropped."""
         hashes, size = sequence.hashes, self.block_tokens
         if not hashes and count:
             hashes.extend(chain(root, sequence.prompt, size))

@@ -1,4 +1,4 @@
-"""What sampling has to remember of one choice between steps. No tensors; the arithmetic is in sampler and penalties."""
+"""Sampling state of one choice between steps. No tensors; the arithmetic is in sampler and penalties."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tandem.core.sampling import SamplingParams
 
 
 class ChoiceSampling:
-    """What sampling remembers about one choice: its settings and which tokens it has seen.
+    """Sampling state of one choice: its settings and the tokens it has seen.
 
     `eos_token_ids` are the model's; `min_tokens` keeps them back.
     """
@@ -49,7 +49,7 @@ class ChoiceSampling:
             self.count(token)
 
     def count(self, token: int) -> None:
-        """Take note of an output token."""
+        """Record an output token."""
         self.recent.append(token)
         if not self.has_penalty:
             return
@@ -61,7 +61,7 @@ class ChoiceSampling:
     def banned(self, index: int, vocab_size: int) -> set[int]:
         """Tokens that may not be output `index`: those that would end the answer too early, and last ones of bad words.
 
-        Empty where nothing would be left to choose: an answer that may not end goes on, with whatever is allowed.
+        Empty where nothing would be left to choose: an answer that may not end goes on, with any allowed token.
         """
         banned = set(self.ending) if index < self.params.min_tokens else set()
         if self.words:

@@ -1,4 +1,4 @@
-"""Decode steps of a few sizes in memory that stays where it is, each captured as one CUDA graph: launched by one call.
+"""Decode steps of a few sizes in static memory, each captured as one CUDA graph: launched by one call.
 
 Owns the static inputs and outputs of those steps. It does not know the model: `compute` is a whole step. Without a
 device the same buffers and sizes work without capture. Not thread-safe: the step loop owns it.
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 _FIELDS = 3
 """Numbers of a sequence beside its block tables: token, position, tokens of context."""
 _GRAPH_BYTES = 8 << 20
-"""What a driver keeps for one graph of a few hundred kernels: an estimate, not measured."""
+"""Driver memory for one graph of a few hundred kernels: an estimate, not measured."""
 _LIBRARY_BYTES = 32 << 20
 """The workspace of the matrix library, which has one of its own under capture."""
 
@@ -67,7 +67,7 @@ class DecodeGraphs:
         self._captured: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 
     def takes(self, batch: StepBatch) -> bool:
-        """Whether `batch` is one token of each of few enough sequences, all of whose logits are wanted, in order."""
+        """True if `batch` has one token of each of few enough sequences, and requests all their logits, in order."""
         count = len(batch.sequences)
         return (
             0 < count <= self.sizes[-1]
@@ -95,10 +95,10 @@ class DecodeGraphs:
         return logits[:count]
 
     def capture(self) -> bool:
-        """Capture every size, the largest first: the others find room in what it left. CUDA only.
+        """Capture every size, the largest first: the others reuse its memory. CUDA only.
 
         Padding alone is computed, which writes no KV. False where a step cannot be captured; then all of them are
-        launched kernel by kernel, and the log says why.
+        launched kernel by kernel, and the reason is logged.
         """
         pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         try:
@@ -167,7 +167,7 @@ class DecodeGraphs:
 
 
 class _Upload:
-    """Numbers of a step to the device in one copy that nobody waits for; what it answers holds until the next one."""
+    """Uploads numbers of a step in one copy without waiting for it; the returned tensors hold until the next one."""
 
     def __init__(self, most: int, device: torch.device) -> None:
         self._pinned: Tensor | None = None

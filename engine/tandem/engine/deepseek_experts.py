@@ -1,4 +1,4 @@
-"""What config.json of DeepSeek models says of experts. Imports no torch."""
+"""Reads the experts of DeepSeek models from config.json. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ V3_DEFAULTS = {
     "n_shared_experts": 1, "norm_topk_prob": True, "num_experts_per_tok": 8, "routed_scaling_factor": 2.5,
     "topk_group": 4, "topk_method": "noaux_tc",
 }  # fmt: skip
-"""What transformers takes for fields that are not there."""
+"""transformers' defaults for absent fields."""
 
 
 def deepseek_v2_experts(raw: Fields, layers: int) -> ExpertsConfig | None:

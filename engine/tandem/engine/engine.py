@@ -1,8 +1,9 @@
 """The engine of one worker: requests in, tokens out, one `step` at a time. Knows no network and starts no thread.
 
 A step: plan (scheduler) → copy-on-write → forward and sample (runner) → publish full blocks → finish or fork choices.
-Where the runner can (`Ahead`), the next decode step begins before the tokens of this one are known: its inputs are what
-this one chooses, on the device, and the device never waits for the host. What has changed by then is left out.
+Where the runner can (`Ahead`), the next decode step begins before the tokens of this one are known: its inputs are the
+choices of this one, on the device, and the device never waits for the host. Sequences that changed by then are left
+out.
 Every method is called from one thread, the step loop's.
 """
 
@@ -94,22 +95,23 @@ class Engine:
 
     @property
     def oldest_preempted_s(self) -> float | None:
-        """When the oldest preempted request that waits to return arrived."""
+        """Arrival time of the oldest preempted request that waits to return."""
         return self._scheduler.oldest_preempted_s
 
     @property
     def growth_blocks(self) -> int:
-        """Blocks a group that running choices may need soon: one each. Nobody else should take the last of these."""
+        """Blocks a group that running choices may need soon: one each. Others should not take the last of these."""
         return self._scheduler.running_sequences
 
     def has_turn_for(self, choices: int, arrival_s: float, reserved: int) -> bool:
-        """Whether so many choices of a request that arrived then can run besides those that run, wait here and came
+        """True if so many choices of a request that arrived then can run besides those that run, wait here and came
         before, or are `reserved` (see `reserve_choices`): never more than `max_sequences` at once."""
         self.reserve_choices(reserved)
         return self._scheduler.has_turn_for(choices, arrival_s)
 
     def reserve_choices(self, count: int) -> None:
-        """So many choices, in all, are to come by `add_prefilled`: requests that are admitted leave them room."""
+        """Reserve turns for so many choices, in all, that are to come by `add_prefilled`; admission leaves them
+        room."""
         self._scheduler.reserved_sequences = count
 
     def make_way(self, arrival_s: float, needs: AbstractSequence[int]) -> list[str]:
@@ -121,7 +123,7 @@ class Engine:
 
     @property
     def prefill_speed(self) -> PrefillSpeed:
-        """As measured; its rate is 0 before the first prompt."""
+        """The measured speed; its rate is 0 before the first prompt."""
         return self._pace.prefill_speed
 
     @property
@@ -150,7 +152,7 @@ class Engine:
         tables: tuple[list[BlockId], ...],
         choices: tuple[ChoiceState, ...],
     ) -> None:
-        """Admit a request whose prompt KV is complete in `tables` (one a group), held by `holder`, to run now.
+        """Admit a request with complete prompt KV in `tables` (one a group), held by `holder`, to run now.
 
         `choices` has every choice with at least one output token, or finished. The blocks move to the request, those
         beyond the prompt are given back. Raises LedgerError or InternalError, with `holder` keeping its blocks.
@@ -163,7 +165,7 @@ class Engine:
             self.let_go(holder)
             return
         state.cached_tokens = 0
-        state.scored = len(request.prompt) - 1  # whoever computed the prompt has told
+        state.scored = len(request.prompt) - 1  # the worker that computed the prompt has reported it
         self._space.adopt(state, holder, tables)
         self._scheduler.add_running(state)
 
@@ -176,7 +178,7 @@ class Engine:
         return True
 
     def end_choice(self, key: str, choice: int) -> None:
-        """End a choice as it stands, without a word: nobody wants more of it. Its blocks go back at once.
+        """End an unwanted choice as it stands, without reporting it. Its blocks go back at once.
 
         A request without any other choice is forgotten; a PREFILL_ONLY one that has run keeps its blocks until
         `release`. Unknown keys and choices that have ended are ignored.
@@ -200,7 +202,7 @@ class Engine:
         return (self._ended.get(key) or self._state(key)).cached_tokens or 0
 
     def load(self) -> EngineLoad:
-        """How much waits and runs now."""
+        """Number of waiting and running requests, sequences and tokens."""
         return self._scheduler.load(self._clock.now_s())
 
     def in_flight(self) -> list[str]:
@@ -214,13 +216,13 @@ class Engine:
         count: int,
         lefts: AbstractSequence[int] | None = None,
     ) -> tuple[Reserved, ...] | None:
-        """`count` blocks a group for what is to come from elsewhere: those cached under `hashes`, and new ones, save
-        for the first `lefts[i]` of group i. None, and nothing held, if running choices could not grow then."""
+        """Reserve `count` blocks a group for KV from elsewhere: those cached under `hashes`, and new ones, save for the
+        first `lefts[i]` of group i. None, and nothing held, if running choices could not grow then."""
         return self._space.reserve(holder, hashes, count, self.growth_blocks, lefts)
 
     def hit_blocks(self, hashes: AbstractSequence[BlockHash], *, is_whole: bool) -> int:
-        """How many leading blocks a request would not have to compute; `is_whole`: counting no further than all of them
-        are here, also behind windows. Holds nothing."""
+        """Number of leading blocks that a request would not have to compute; `is_whole`: counts only up to where all of
+        them are here, also behind windows. Holds nothing."""
         return longest_hit(self.ledgers, self.layout.groups, hashes, is_whole=is_whole)
 
     def let_go(self, holder: Holder) -> None:
@@ -236,9 +238,9 @@ class Engine:
         self._scheduler.check_integrity()
 
     def step(self, on_layers: LayerHook | None = None) -> StepResult:
-        """Compute one batch. Requests whose computation failed are in `failed` and hold nothing any more.
+        """Compute one batch. Requests with a failed computation are in `failed` and hold nothing any more.
 
-        Raises WorkerLostError when the runner has lost ranks of its group: this engine is at its end.
+        Raises WorkerLostError when the runner has lost ranks of its group: then the engine cannot go on.
         """
         begun, self._ahead = self._ahead, None
         started_s = self._clock.now_s() if begun is None else begun.since_s
@@ -283,12 +285,12 @@ class Engine:
         )  # fmt: skip
 
     def batch_counts(self) -> dict[str, int]:
-        """What the step in progress computes, in numbers; {} between steps. Any thread."""
+        """Counts of the step in progress; {} between steps. Any thread."""
         batch = self._batch
         return batch.counts() if batch is not None else {}
 
     def forget_pace(self) -> None:
-        """Forget how fast steps were so far: those of a warm-up tell nothing."""
+        """Discard the measured pace of steps so far: that of a warm-up is not representative."""
         self._pace.forget()
 
     def probe(self) -> None:
@@ -313,7 +315,8 @@ class Engine:
             self.let_go(holder)
 
     def _new_state(self, request: EngineRequest, outputs: tuple[ChoiceState, ...]) -> RequestState:
-        """Check a request and settle choices whose known tokens already end them (their last token is told again)."""
+        """Check a request and settle choices that their known tokens already end (their last token is reported
+        again)."""
         if self._scheduler.get(request.key) is not None:
             raise InternalError(f"request {request.key} is already in this engine")
         self.check(dataclasses.replace(request, forced=outputs))
@@ -355,7 +358,7 @@ class Engine:
         return None if begun is None else BegunStep(plan, batch, begun)
 
     def _overlap(self, begun: BegunStep) -> list[Sampled]:
-        """Begin the step behind `begun`, if there is one to foresee, and wait for the tokens of `begun` itself."""
+        """Begin the step behind `begun`, if one can be planned, and wait for the tokens of `begun` itself."""
         self._batch = begun.batch
         try:
             self._ahead = self._begin_behind(begun)
@@ -374,12 +377,12 @@ class Engine:
         batch, rows = assemble(plan.items)
         try:
             begun = ahead.begin(batch, rows, before.begun, [places[item.sequence] for item in plan.items])
-        except Exception as error:  # noqa: BLE001 - told when it is this step's turn
+        except Exception as error:  # noqa: BLE001 - reported when it is this step's turn
             return BegunStep(plan, batch, None, error)
         return None if begun is None else BegunStep(plan, batch, begun)
 
     def _await_ahead(self) -> None:
-        """Wait until the device is done with the step that has begun. What it found out is kept."""
+        """Wait until the device is done with the step that has begun. Its results are kept."""
         if self._ahead is not None:
             self._ahead.wait()
             self._space.keep_written(())
@@ -400,7 +403,7 @@ class Engine:
         scores: list[PromptLogprobs],
         failed: dict[str, Exception],
     ) -> None:
-        """Take over what a completed step computed: publish blocks, add tokens, end or fork choices."""
+        """Apply the results of a completed step: publish blocks, add tokens, end or fork choices."""
         results = iter(sampled)
         for item in items:
             state, takers = item.state, item.takers

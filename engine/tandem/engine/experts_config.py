@@ -1,4 +1,4 @@
-"""What config.json says of mixtures of experts, as each family spells it. Imports no torch."""
+"""Reads mixtures of experts from config.json, in each family's spelling. Imports no torch."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class ExpertNames:
 class ExpertsConfig:
     """The experts of a model; sizes are of the whole model.
 
-    count           experts of a layer, of which each token meets `per_token`
+    count           experts of a layer, of which each token uses `per_token`
     intermediate    features of one expert
     layers          those with experts; the others have a dense MLP
     routing         how a token's experts and their weights are chosen: a name among `ROUTERS` (models/experts.py)
     is_normed       the weights of a token's experts are divided by their sum
     groups          in which experts are chosen: those of `chosen_groups` of them alone
-    scaling         what the weights are multiplied by
-    shared          features of an MLP beside the experts that every token meets; 0 = there is none
+    scaling         factor of the weights
+    shared          features of an MLP beside the experts that every token passes; 0 = there is none
     """
 
     count: int

@@ -1,4 +1,4 @@
-"""The families that are computed: one row an architecture, saying how it differs from plain Llama. Imports no torch.
+"""The supported families: one row an architecture, with its differences from plain Llama. Imports no torch.
 
 A family is a row here, computed by `models/decoder.py`. Only a new forward graph is a new file in `models`.
 """
@@ -59,10 +59,10 @@ class FamilySpec:
     experts                 reads the mixture of experts that some layers have in place of the MLP
     has_sinks               every head has a logit that joins the softmax's denominator
     has_float_norms         norms multiply in fp32, before they round
-    quantizations           names in `quantization_config` whose weights are read, into plain ones
+    quantizations           names in `quantization_config` that are supported; such weights are read into plain ones
     has_latent              attention caches a latent instead of keys and values
-    defaults                what transformers takes for fields that config.json leaves out, or has as null
-    null_fields             fields whose null says "none", as it does in transformers, and not "take the default"
+    defaults                transformers' values for fields that config.json leaves out, or has as null
+    null_fields             fields with a null that means "none", as in transformers, and not "take the default"
     reads                   fields among `ANSWER_FIELDS` that are computed, and `layer_types` where those may differ
     """
 
@@ -84,7 +84,7 @@ class FamilySpec:
     reads: frozenset[str] = frozenset()
 
     def with_defaults(self, raw: Fields) -> Fields:
-        """The fields of `raw`, and the defaults of those that it does not say."""
+        """The fields of `raw`, and the defaults of those that it does not state."""
         said = {name: value for name, value in raw.values.items() if value is not None or name in self.null_fields}
         return Fields({**self.defaults, **said}, raw.path)
 
@@ -154,7 +154,7 @@ FAMILIES: dict[str, FamilySpec] = {
         reads=_DEEPSEEK_READS | {"rope_interleave"},
     ),
 }  # fmt: skip
-"""Every architecture that is computed."""
+"""Every supported architecture."""
 
 ANSWER_FIELDS: dict[str, tuple[Any, ...]] = {
     "attention_bias": (False,),

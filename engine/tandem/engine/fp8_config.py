@@ -1,4 +1,4 @@
-"""Which FP8 weights a `config.json` says its checkpoint has: in blocks with a scale each, as DeepSeek-V3. Imports no
+"""Reads the FP8 format of a checkpoint from `config.json`: blocks with a scale each, as DeepSeek-V3. Imports no
 torch."""
 
 from __future__ import annotations

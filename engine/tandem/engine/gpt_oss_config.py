@@ -1,4 +1,4 @@
-"""What config.json says of gpt-oss's experts: with biases, and a gate that is clamped. Imports no torch."""
+"""Reads gpt-oss's experts from config.json: with biases, and a gate that is clamped. Imports no torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GPT_OSS_DEFAULTS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BiasedExpertsConfig(ExpertsConfig):
-    """Experts whose products and router have biases, in every layer. Their activation is
+    """Experts with biases of products and router, in every layer. Their activation is
 
         (up + 1) · gate · sigmoid(alpha · gate), gate at most `limit`, up from -`limit` to `limit`
 

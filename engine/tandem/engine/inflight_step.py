@@ -1,4 +1,4 @@
-"""A step that the device computes while the host has gone on: what was planned, and what comes of it."""
+"""A step that the device computes while the host has gone on: its plan and its results."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class BegunStep:
         self._results: list[Sampled] | None = None
 
     def wait(self) -> None:
-        """Until the device is done with it; what it raises is told by `results`."""
+        """Wait until the device is done with it; an exception is raised by `results`."""
         if self._results is not None or self._error is not None or self.begun is None:
             return
         try:
             self._results = self.begun.results()
-        except Exception as error:  # noqa: BLE001 - told by `results`
+        except Exception as error:  # noqa: BLE001 - raised by `results`
             self._error = error
 
     def results(self) -> list[Sampled]:
@@ -37,6 +37,6 @@ class BegunStep:
 
 
 def is_stale(item: StepItem) -> bool:
-    """Whether the choice has ended, gone, or lost its KV since the item was planned: what is computed is nobody's."""
+    """True if the sequence ended, or lost its request or KV, after planning: its result is to be discarded."""
     sequence = item.sequence
     return item.state.place is Place.GONE or sequence.finish is not None or sequence.computed != item.start

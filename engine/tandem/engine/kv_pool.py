@@ -1,6 +1,6 @@
 """The KV memory of one rank: one pool tensor a KV group.
 
-Owns allocation and views. Who holds which block is the ledger's business.
+Owns allocation and views. The ledger knows the holders of blocks.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class KVPools:
     def pool_bytes(self, group: int) -> memoryview:
         """A writable view of the whole pool of `group` as bytes, without a copy; it keeps the memory alive.
 
-        CPU pools only (ValueError otherwise). Any thread may use it; what may be written is the ledger's business.
+        CPU pools only (ValueError otherwise). Any thread may use it; the ledger decides which blocks may be written.
         """
         tensor = self.tensors[group]
         if tensor.device.type != "cpu":

@@ -15,18 +15,18 @@ from dataclasses import dataclass
 from tandem.engine.config_fields import Fields
 
 NORM_EPS = 1e-6
-"""Of the norms inside the attention, whatever `rms_norm_eps` says: so it is in transformers."""
+"""Epsilon of the norms inside the attention, whatever `rms_norm_eps` is, as in transformers."""
 DEFAULTS = {
     "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
 }  # fmt: skip
-"""What transformers takes for fields that are not there; null is another thing: no `q_lora_rank` at all."""
+"""transformers' defaults for absent fields; null differs from absent: no `q_lora_rank` at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentShape:
     """Widths of the parts above. `is_interleaved`: pairs that turn together are neighbours in the checkpoint.
 
-    `gain` is what scores are multiplied by beside the root of the query's width: squared mscale of yarn.
+    `gain` is a factor of the scores beside the root of the query's width: squared mscale of yarn.
     """
 
     query_rank: int | None
@@ -49,7 +49,7 @@ class LatentShape:
 
     @property
     def scale(self) -> float:
-        """What q·k is multiplied by."""
+        """Factor of q·k."""
         return float(self.query**-0.5) * self.gain
 
     def before(self, hidden: int, heads: int) -> int:

@@ -1,4 +1,4 @@
-"""What can never run here, and when a choice ends. Pure rules over a request."""
+"""Rules for requests that can never run here, and for the end of a choice. Pure functions of a request."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def most_blocks(request: EngineRequest, block_tokens: int) -> int:
 def finish_reason(
     sampling: SamplingParams, outputs: Sequence[int], length: int, eos: frozenset[int], max_model_len: int
 ) -> FinishReason | None:
-    """Why a choice with these outputs ends, or None. `length` counts prompt and outputs."""
+    """Return the reason why a choice with these outputs ends, or None. `length` counts prompt and outputs."""
     if not outputs:
         return None
     token = outputs[-1]

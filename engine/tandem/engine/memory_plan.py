@@ -1,11 +1,11 @@
-"""What a rank's memory is for, known before any of it is taken. Pure arithmetic; imports no torch.
+"""Plans the uses of a rank's memory before any of it is taken. Pure arithmetic; imports no torch.
 
     weights       as they lie in memory
     KV            the pools, all blocks
-    activations   what a layer needs for the largest step beside the residual stream: its widest moment, and the tables
-                  of rotations; on a CPU keys and values of the longest context in a row, and who sees which
-    sampler       logits of the largest step, as the head makes them and in fp32, and what choosing tokens copies
-    graphs        on a GPU: what captured decode steps hold (`decode_graphs`)
+    activations   memory of a layer for the largest step beside the residual stream: its widest moment, and the tables
+                  of rotations; on a CPU keys and values of the longest context in a row, and the attention masks
+    sampler       logits of the largest step, as the head makes them and in fp32, and the copies for choosing tokens
+    graphs        on a GPU: memory of captured decode steps (`decode_graphs`)
 
 Activations, sampler and graphs are upper bounds by arithmetic, not measured.
 """
@@ -23,19 +23,19 @@ from tandem.engine.pool_plan import human_size
 SCORED_LOGITS = 1 << 25
 """Logits of prompt tokens that one step computes at most: 128 MiB of them."""
 _WORKSPACE_BYTES = 32 << 20
-"""What kernels and the matrix library keep for themselves."""
+"""Memory that kernels and the matrix library keep for themselves."""
 _LOGPROB_LOGITS = 1 << 24
-"""Logits whose log-softmax is in memory at once (see `sampler`)."""
+"""Logits for which the log-softmax is in memory at once (see `sampler`)."""
 _SAMPLER_BYTES = 32
 """For each logit that a token is chosen from: scores, heated scores, probabilities, their sum in float64, order."""
 _LOGPROB_BYTES = 13
-"""For each logit whose log-probability is reported: that, whether it is larger, and the same as a number to add up."""
+"""For each logit with a reported log-probability: that, whether it is larger, and the same as a number to add up."""
 REORDERED_BYTES = 32 << 20
 """As in the kernel `flash` of extend_attention: this module imports no torch."""
 _CODE_WIDTHS = range(32, 257, 32)
 """Of heads that the C code of extend_attention has; others take torch's kernel there."""
 _PARTS_IN_MEMORY = 3
-"""What one part gives back is kept, and does not always serve the next one."""
+"""Memory returned by one part is kept, and does not always serve the next one."""
 _REPEATABLE_GATE_BYTES = 16
 """For each gate of an MLP in deterministic mode: it and its partner, and what a written-out activation has in fp32."""
 _MEMORY_INFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
@@ -64,11 +64,11 @@ class MemoryPlan:
         return self.weights + self.kv + self.activations + self.sampler + self.graphs
 
     def fields(self) -> dict[str, int]:
-        """As a log has them."""
+        """The plan as fields of a log event."""
         return {f"{name}_bytes": size for name, size in (*asdict(self).items(), ("total", self.total))}
 
     def words(self) -> str:
-        """For people."""
+        """The plan as text for people."""
         parts = ", ".join(f"{_WORDS[name]} {human_size(size)}" for name, size in asdict(self).items() if size)
         return f"memory of a rank: {human_size(self.total)}: {parts}"
 
@@ -92,11 +92,11 @@ class MemoryPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutomaticKV:
-    """How much KV a worker takes that was told no size.
+    """Amount of KV for a worker without a configured size.
 
-    Of what is free its part, by `memory_bytes` or, where that is 0, one of `neighbours` (workers that share the
-    machine); of that part, beside weights and steps, `share`: the rest is for other programs, and for what only
-    measuring would tell. At least one sequence of the longest context, at most as many as may run at once: more would
+    Of free memory it takes its part, by `memory_bytes` or, where that is 0, one of `neighbours` (workers that share the
+    machine); of that part, beside weights and steps, `share`: the rest is for other programs, and for needs that only a
+    measurement would show. At least one sequence of the longest context, at most as many as may run at once: more would
     be for cached prefixes alone.
     """
 
@@ -131,7 +131,7 @@ def plan_memory(
     config: ModelConfig, layout: KVLayout, num_blocks: tuple[int, ...], *,
     dtype: str, weight_bytes: int, max_positions: int, bounds: StepBounds, is_cpu: bool, is_deterministic: bool = False,
 ) -> MemoryPlan:  # fmt: skip
-    """The plan of one rank of `layout.tp`, whose weights are `weight_bytes` and compute in `dtype`."""
+    """Return the plan of one rank of `layout.tp` with `weight_bytes` of weights, computing in `dtype`."""
     size, tp = DTYPE_BYTES[dtype], layout.tp
     gate = _REPEATABLE_GATE_BYTES if is_deterministic else 3 * size
     attention = _attention_bytes(config, size, tp, is_deterministic=is_deterministic)
@@ -213,7 +213,7 @@ def _reordered_bytes(config: ModelConfig, tp: int, context: int) -> int:
 
 
 def free_host_bytes(info: Path = _MEMORY_INFO, cgroup: Path = _CGROUP) -> int | None:
-    """Memory that this process can take before something is swapped out or killed; None where nobody says.
+    """Memory that this process can take before something is swapped out or killed; None where it is unknown.
 
     The smaller one of what the machine has and what the container may still take. Cached files make room.
     """
@@ -230,7 +230,7 @@ def _machine_bytes(info: Path) -> int | None:
 
 
 def _container_bytes(cgroup: Path) -> int | None:
-    """By version 2 of control groups."""
+    """Bytes left by version 2 of control groups."""
     try:
         limit = int((cgroup / "memory.max").read_text())  # "max": there is none
         stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())

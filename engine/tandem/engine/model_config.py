@@ -22,17 +22,17 @@ from tandem.engine.rope_config import RopeConfig, read_rope, read_ropes_by_layer
 
 DTYPES = tuple(DTYPE_BYTES)
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
-"""Names in config.json, and which of the decoder's activations they mean."""
+"""Names in config.json, and the decoder's activations that they mean."""
 
 
 QUANTISATIONS = ("none", "int8", "int4")
-"""What `--quantize` takes."""
+"""Values of `--quantize`."""
 WEIGHT_BYTES = {"int8": 1.0, "int4": 17 / 32}
-"""Of a quantised number in memory, with the scales of groups."""
+"""Bytes of a quantised number in memory, with the scales of groups."""
 
 
 class KVShape(NamedTuple):
-    """What is cached of a token in a layer, over all ranks. `is_replicated`: every rank has all of it."""
+    """Cached data of a token in a layer, over all ranks. `is_replicated`: every rank has all of it."""
 
     planes: int
     heads: int
@@ -47,7 +47,7 @@ class ModelConfig:
     A token of the layers `windowed_layers` attends to the last `window` tokens, itself among them; their rotation is
     `local_rope` where there is one. Scores are q·k / root of `query_scalar` (None: of `head_dim`). A cap c makes of a
     score or logit s c·tanh(s / c). `has_output_norms`: attention and MLP have a norm behind them, too. `intermediate`
-    is of the dense MLPs; layers of `experts` have none. With a `latent` attention is made as it says: `head_dim` is
+    is of the dense MLPs; layers of `experts` have none. With a `latent`, attention has that shape: `head_dim` is
     then the part of a head that turns, and every head has keys and values. `scale_blocks`: the checkpoint's matrices
     may be FP8, with a scale for so many rows and columns. `unused_layers`: those behind the last one, which foretell
     more than one token; they are not loaded.
@@ -96,12 +96,12 @@ class ModelConfig:
 
     @property
     def dense_layers(self) -> int:
-        """How many layers have an MLP instead of experts."""
+        """Number of layers with an MLP instead of experts."""
         return self.layers if self.experts is None else self.layers - len(self.experts.layers)
 
     @property
     def attention_scale(self) -> float:
-        """What q·k is multiplied by."""
+        """Factor of q·k."""
         if self.latent is not None:
             return self.latent.scale
         return float((self.query_scalar or self.head_dim) ** -0.5)
@@ -223,7 +223,7 @@ def _activation(raw: Fields, family: FamilySpec) -> str:
 
 
 def _windows(raw: Fields, family: FamilySpec, layers: int) -> tuple[int | None, frozenset[int]]:
-    """The sliding window and the layers that have it: what `layer_types` say, else the family's rule."""
+    """Return the sliding window and its layers: by `layer_types`, else by the family's rule."""
     is_on = not family.has_window_switch or raw.flag("use_sliding_window", default=False)
     window = None
     if is_on and family.windowed is not no_layer and raw.get("sliding_window") is not None:

@@ -1,4 +1,4 @@
-"""Where a model's files are and what identifies them. Imports no torch, so that any process may ask.
+"""Locates a model's files and identifies them. Imports no torch, so that any process may use it.
 
 A local folder or GGUF file is taken as it is; anything else is a hub id that huggingface_hub fetches into its cache.
 """
@@ -22,7 +22,7 @@ TOKENIZER_FILES = (
     "vocab.json", "merges.txt",
 )  # fmt: skip
 HUB_PATTERNS = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model", "merges.txt")
-"""What is fetched from the hub: never a pickled weight, never code."""
+"""Files fetched from the hub: never a pickled weight, never code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ def local_model(model: str, *, revision: str = "") -> ModelSource | None:
 def fingerprint(
     source: ModelSource, config: ModelConfig, *, compute_dtype: str, weight_quantisation: str = "none"
 ) -> Fingerprint:
-    """What must be equal for two workers to exchange KV. Reads every weight byte of a local folder once.
+    """Return the identity that two workers must share to exchange KV. Reads every weight byte of a local folder once.
 
     Raises ModelError if a file cannot be read.
     """
@@ -92,7 +92,8 @@ def fingerprint(
 
 
 def sim_fingerprint(source: ModelSource, config: ModelConfig) -> Fingerprint:
-    """What must be equal for two simulated engines to exchange KV: config and tokenizer. Pairs with no computed model.
+    """Return the identity that two simulated engines must share to exchange KV: config and tokenizer. It matches no
+    computed model.
 
     Raises ModelError if a file cannot be read.
     """
@@ -108,7 +109,7 @@ def sim_fingerprint(source: ModelSource, config: ModelConfig) -> Fingerprint:
 
 
 def tokenizer_digest(path: Path) -> str:
-    """What must be equal for two models to read the same token ids. Raises ModelError if a file cannot be read.
+    """Digest that two models must share to read the same token ids. Raises ModelError if a file cannot be read.
 
     `path` as of a `ModelSource`. A GGUF file has a tokenizer of its own, unless a `tokenizer.json` is beside it.
     """
@@ -148,8 +149,8 @@ def _unwritable(path: Path, why: str) -> ModelError:
 
 
 def _found(path: Path) -> ModelSource:
-    """The folder or GGUF file at `path`. A file's name stays: caches link it to one that says nothing. ModelError where
-    no process can be told of it."""
+    """The folder or GGUF file at `path`. A file keeps its own name: in caches it links to one with a meaningless name.
+    Raises ModelError for a path that cannot be passed to another process."""
     file = path if path.is_file() else None
     if file is None and not any(path.glob("*.safetensors")):
         file = gguf_in(path)

@@ -1,13 +1,13 @@
-"""What steps of a decoder compute and read, by arithmetic of the model's shape. Imports no torch.
+"""Work of decoder steps: operations and bytes read, by arithmetic of the model's shape. Imports no torch.
 
     FLOPs    2 · matrices · tokens, and 4 · layers · heads · head_dim for each pair of a token and one it attends to; of
              a latent, 2 · layers · heads · (its row and its rank)
     bytes    the matrices once a step, and the KV of every sequence's context once
 
-Of a layer's experts, FLOPs are those that a token meets, and bytes those that the step's tokens meet together, which
+Of a layer's experts, FLOPs are those that a token uses, and bytes those that the step's tokens use together, which
 are as many as if each token drew its own at random.
 
-Behind the last attention only tokens whose logits are wanted go on (models/decoder.py), so the last layer's output
+Behind the last attention only tokens with requested logits go on (models/decoder.py), so the last layer's output
 projection and MLP, and the head, count by logit rows. Sliding windows count as the whole context. Left out: embeddings,
 which are looked up, norms and biases (less than a thousandth of the matrices), activations, and everything that is
 written.
@@ -38,7 +38,7 @@ class ExpertWork:
         return met * self.expert_bytes
 
     def _met(self, tokens: int) -> float:
-        """Experts of one layer that at least one of the tokens meets, on average."""
+        """Experts of one layer that at least one of the tokens uses, on average."""
         return self.count * (1 - (1 - self.per_token / self.count) ** tokens)
 
 
@@ -76,7 +76,7 @@ class ModelWork:
 
 
 def model_work(config: ModelConfig, *, dtype: str, layout: KVLayout, quantize: str = "none") -> ModelWork:
-    """Of a model whose weights are `dtype` in memory, or quantised, and whose KV lies in `layout`."""
+    """Return the work of a model with weights in `dtype`, or quantised, and KV in `layout`."""
     attention, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
     kept = WEIGHT_BYTES.get(quantize, DTYPE_BYTES[dtype])
     experts = _expert_work(config, kept)
@@ -104,7 +104,7 @@ def model_work(config: ModelConfig, *, dtype: str, layout: KVLayout, quantize: s
 
 
 def _shared_features(config: ModelConfig, layer: int) -> int:
-    """Rows of what every token meets in a layer's feed-forward: the MLP, or the router and shared experts."""
+    """Rows that every token passes in a layer's feed-forward: the MLP, or the router and shared experts."""
     if config.experts is None or layer not in config.experts.layers:
         return 3 * config.intermediate
     return config.experts.count + 3 * config.experts.shared

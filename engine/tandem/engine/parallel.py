@@ -4,15 +4,15 @@ Owns its own backend objects and never touches torch.distributed's default group
 (a KV transport) may open groups of their own. It must not know about models. The ranks are always on one host: gloo
 listens on loopback and needs no name resolution.
 
-Calls come from one thread, the step loop, in the same order on all ranks; `abort` may come from any thread. What is
-promised when a rank is gone:
+Calls come from one thread, the step loop, in the same order on all ranks; `abort` may come from any thread. Guarantees
+when a rank is gone:
 
     gloo   a dead rank closes its connections: the others' pending call raises at once. A stopped rank stays silent:
-           the call raises after `timeout_s`, and so does one whose group another thread aborted meanwhile.
+                  the call raises after `timeout_s`, and also if another thread aborted its group meanwhile.
     NCCL   the watchdog of torch.distributed ends the collective, and the process, after `timeout_s`; `abort` at once.
 
-A group that failed once is broken for good; every later call raises. Ranks that were given different steps do not add
-up what does not belong together: the size of a message is in its gloo tag, and another size waits until the limit.
+A group that failed once is broken for good; every later call raises. Ranks that were given different steps never add
+up unrelated numbers: the size of a message is in its gloo tag, and another size waits until the limit.
 """
 
 from __future__ import annotations

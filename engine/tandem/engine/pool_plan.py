@@ -1,4 +1,4 @@
-"""What a worker's KV is to look like: its groups, how many blocks a byte budget buys, how long a context may be.
+"""Plans a worker's KV: its groups, the blocks that a byte budget buys, the longest context.
 
 Pure arithmetic over a model's config; imports no torch.
 """
@@ -84,7 +84,7 @@ def check_blocks(layout: KVLayout, num_blocks: Sequence[int], max_model_len: int
 
 
 def kv_words(layout: KVLayout, num_blocks: Sequence[int], max_model_len: int) -> str:
-    """For people, such as "KV of 104,848 tokens, 25.6 full contexts of 4,096"."""
+    """Text for people, such as "KV of 104,848 tokens, 25.6 full contexts of 4,096"."""
     tokens = kv_tokens(layout, num_blocks)
     return f"KV of {tokens:,} tokens, {tokens / max_model_len:.1f} full contexts of {max_model_len:,}"
 

@@ -1,4 +1,4 @@
-"""Which weights of a model are quantised and how: made at load from plain ones, one tensor at a time, on the CPU.
+"""Quantises weights of a model: at load from plain ones, one tensor at a time, on the CPU.
 
 Embedding, norms and the routers of experts stay as they are; every other matrix that rows are multiplied with, the head
 among them, is quantised after it was cut for its rank, so that each rank has scales of its own. KV stays in the model's
@@ -27,7 +27,7 @@ FAMILIES = frozenset({
     "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Gemma2ForCausalLM",
     "Gemma3ForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM", "GptOssForCausalLM",
 })  # fmt: skip
-"""Architectures whose every matrix is a product of rows, which is what is quantised."""
+"""Architectures in which every matrix is a product of rows, the only kind that is quantised."""
 DTYPES = ("float32", "bfloat16")
 """Compute dtypes that quantised products answer in."""
 

@@ -1,4 +1,4 @@
-"""What goes into the engine and what comes out of a step. Plain values; no tensors, no network."""
+"""Inputs of the engine and outputs of a step. Plain values; no tensors, no network."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class EngineRequest:
     kind: RequestKind = RequestKind.FULL
     arrival_s: float = 0.0
     deadline_s: float = math.inf
-    """When nobody waits for the answer any more, on the clock of `arrival_s`."""
+    """Time after which the answer is useless, on the clock of `arrival_s`."""
     forced: tuple[ChoiceState, ...] = ()
     """Output tokens that are already fixed (a replay); they are computed like a prompt and not reported again."""
     hashes: tuple[BlockHash, ...] = ()
-    """Of the prompt's full blocks under `hash_root`, if somebody has computed them."""
+    """Hashes of the prompt's full blocks under `hash_root`, if they were computed already."""
 
     def under(self, root: BlockHash) -> EngineRequest:
         """The same request, its blocks found and left under another root."""
@@ -85,21 +85,21 @@ Called once with (slices, 0, 0) when the step begins to compute them, then for e
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What one step did. `started_s` and `ended_s` are clock seconds."""
+    """Results of one step. `started_s` and `ended_s` are clock seconds."""
 
     outputs: tuple[TokenOutput, ...] = ()
     prefilled: tuple[PrefillSlice, ...] = ()
     preempted: tuple[str, ...] = ()
     recomputed_tokens: int = 0
-    """Of requests that returned: what they had when they were preempted, and did not find cached."""
+    """Tokens of requests that returned: had at preemption, and not found cached."""
     prefill_tokens: int = 0
     decode_tokens: int = 0
     logit_rows: int = 0
-    """Tokens of the step whose logits were computed."""
+    """Tokens of the step with computed logits."""
     context_tokens: int = 0
-    """Stored tokens of the sequences that it computed, those of the step with them."""
+    """Stored tokens of the sequences that it computed, including those of the step."""
     attended: float = 0.0
-    """Of all its tokens (tandem.core.prefill_queue.attended)."""
+    """Sum over all its tokens (tandem.core.prefill_queue.attended)."""
     started_s: float = 0.0
     ended_s: float = 0.0
     failed: dict[str, Exception] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Which rotary positions a `config.json` asks for, in either spelling. Imports no torch.
+"""Reads the rotary positions of a `config.json`, in either spelling. Imports no torch.
 
     new   "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
     old   "rope_theta": 10000.0, "rope_scaling": {"type": "linear", "factor": 2.0}
@@ -22,7 +22,7 @@ _KNOWN = _COMMON | {
     "factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow",
     "attention_factor", "mscale", "mscale_all_dim", "truncate",
 }  # fmt: skip
-"""What some kind reads. A kind passes over what is another's, as transformers does."""
+"""Fields that some kind reads. A kind ignores those of the others, as transformers does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class RopeConfig:
     def for_context(self, tokens: int, head_dim: int) -> RopeConfig:
         """The same rotations for contexts of up to `tokens` tokens: dynamic becomes default with that length's theta.
 
-        transformers takes the length of each call for it and leaves what is cached as it was; here keys are stored
+        transformers takes the length of each call for it and leaves cached keys as they were; here keys are stored
         turned and shared, so one theta holds for all of them.
         """
         if self.kind != "dynamic":
@@ -72,7 +72,7 @@ class RopeConfig:
         return RopeConfig(theta=self.theta * growth ** (head_dim / (head_dim - 2)))
 
     def longest_context(self, max_positions: int) -> int:
-        """Tokens for which the rotations are made, of a model that says `max_positions`."""
+        """Tokens for which the rotations are made, of a model that states `max_positions`."""
         if self.kind not in ("dynamic", "yarn"):
             return max_positions
         return max(max_positions, int(self.original_max_positions * self.factor))
@@ -153,5 +153,5 @@ def _yarn(fields: Fields, rope: RopeConfig, positions: int) -> RopeConfig:
 
 
 def _attention_factor(factor: float, scale: float) -> float:
-    """How much sharper attention has to be over a context that is `factor` times as long."""
+    """Factor by which attention has to be sharper over a context that is `factor` times as long."""
     return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0

@@ -1,7 +1,7 @@
-"""Runs one step of the model over paged KV memory: the engine's only door to weights, pools and kernels.
+"""Runs one step of the model over paged KV memory: the engine's only access to weights, pools and kernels.
 
-Owns the decoder and the pools of one rank. It decides nothing: which tokens, which blocks and what to sample are the
-scheduler's and the sampler's business. One thread, the step loop, calls it; with several ranks, every rank's with the
+Owns the decoder and the pools of one rank. It decides nothing: the scheduler chooses the tokens to compute and their
+blocks, the sampler the output tokens. One thread, the step loop, calls it; with several ranks, every rank's with the
 same steps in the same order.
 """
 
@@ -51,19 +51,19 @@ _DETERMINISTIC = ("float32", "bfloat16")
 
 
 class ModelRunner:
-    """A loaded model with its KV pools. Raises ModelError, ConfigError or StartupError with what to do about it.
+    """A loaded model with its KV pools. Raises ModelError, ConfigError or StartupError with a remedy.
 
     `dtype` "auto" takes the checkpoint's; exactly one of `kv_bytes`, `automatic` and `num_blocks` (a group) is set;
     `max_model_len` 0 means the model's own limit. `layer_group` is how many layers pass between two calls of
     `on_layers`: a larger one costs less, a smaller one lets a transfer start earlier. Where layers are joined, a step
     of few sequences with a token each makes one call, behind all of them. `kv_dtype` "auto" takes the compute dtype;
-    attention always computes in the compute dtype. `enter` is told of phases as they begin. `quantize`: "int8" or
+    attention always computes in the compute dtype. `enter` is called with phases as they begin. `quantize`: "int8" or
     "int4" weights, see `quantising`.
-    `bounds`: the largest step, for which `memory` is planned; what is not free then raises StartupError. With
+    `bounds`: the largest step, for which `memory` is planned; if that much is not free, StartupError. With
     `has_graphs` a GPU that is the only rank captures decode steps as CUDA graphs, where no layer asks the host.
 
     With a `group` of several ranks this is one rank's part: weights, pools and `layout.tp` are its share, loading ends
-    when all ranks have loaded, and the smallest block count among them is everybody's. A rank that fails in the middle
+    when all ranks have loaded, and the smallest block count among them holds for all. A rank that fails in the middle
     of a step aborts the group, for the others wait for its numbers.
     """
 
@@ -149,17 +149,17 @@ class ModelRunner:
 
     @property
     def has_joined_layers(self) -> bool:
-        """Whether few sequences with a token each pass all layers in one call."""
+        """True if few sequences with a token each pass all layers in one call."""
         return self._decoder.joined_rows > 0
 
     @property
     def has_captured(self) -> bool:
-        """Whether decode steps are replayed as CUDA graphs."""
+        """True if decode steps are replayed as CUDA graphs."""
         return self._graphs is not None
 
     @property
     def ahead(self) -> Ahead | None:
-        """Itself where decode steps are in static buffers."""
+        """This runner where decode steps are in static buffers."""
         return self if self._graphs is not None else None
 
     def forward(self, batch: StepBatch, on_layers: LayersStored | None = None) -> Tensor:
@@ -221,7 +221,7 @@ class ModelRunner:
     def begin(
         self, batch: StepBatch, rows: Sequence[SampleRow], before: Begun | None = None, chosen: Sequence[int] = ()
     ) -> Begun | None:
-        """See `Ahead.begin`; what is no plain decode takes waiting."""
+        """See `Ahead.begin`; anything but a plain decode requires waiting."""
         if self._graphs is None or not self._graphs.takes(batch):
             return None
         self._check_positions(batch)
@@ -255,18 +255,18 @@ class ModelRunner:
         return PagedRows(tables=of.block_tables[0], lengths=of.context_lens, slots=step.slots[0])
 
     def _attends_to_all(self) -> bool:
-        """On a CPU, whether every layer attends to the whole context, in one pool, with nothing but a scale."""
+        """True on a CPU if every layer attends to the whole context, in one pool, with nothing but a scale."""
         is_plain = self._softcap is None and not any(self._windows) and all(one is None for one in self._decoder.sinks)
         return self.device.type == "cpu" and is_plain and len(self.layout.groups) == 1 and self.config.latent is None
 
     def _can_capture(self) -> bool:
-        """Not where a step asks the host: between ranks, and in references of kernels."""
+        """False where a step asks the host: between ranks, and in references of kernels."""
         asks_host = self.group.size > 1 or not uses_triton(self.device)
         return self.device.type == "cuda" and not asks_host and not self.is_deterministic
 
     def _planned(self, counts: tuple[int, ...], bounds: StepBounds, sizes: tuple[int, ...]) -> MemoryPlan:
-        """With pools of so many blocks, and graphs of steps of `sizes`; a token's activations are a share of the
-        largest step."""
+        """Return the plan with pools of so many blocks, and graphs of steps of `sizes`; a token's activations are a
+        share of the largest step."""
         plan = plan_memory(
             self.config, self.layout, counts, dtype=self.dtype, weight_bytes=self._decoder.weight_bytes(self.device),
             max_positions=self.max_model_len, bounds=bounds, is_cpu=self.device.type == "cpu",
@@ -280,7 +280,8 @@ class ModelRunner:
         return replace(plan, graphs=graph_bytes(sizes, each, self.vocab_size, number_bytes, blocks))
 
     def _automatic_bytes(self, automatic: AutomaticKV, bounds: StepBounds, sizes: tuple[int, ...]) -> int:
-        """Of this rank's pools. Ranks of a CPU divide its memory; where nobody says what is free, KV of one context."""
+        """Bytes of this rank's pools. Ranks of a CPU divide its memory; where free memory is unknown, KV of one
+        context."""
         one = self._planned(tuple(group.blocks_for(self.max_model_len) for group in self.layout.groups), bounds, sizes)
         free, ranks = self._free_bytes(), self.group.size if self.device.type == "cpu" else 1
         self.group.barrier()  # a rank that has begun to take memory leaves less to those that still look
@@ -291,14 +292,14 @@ class ModelRunner:
         )  # fmt: skip
 
     def _free_bytes(self) -> int | None:
-        """On this rank's device, or on the machine that ranks of a CPU share; None = nobody says."""
+        """Free bytes on this rank's device, or on the machine that ranks of a CPU share; None = unknown."""
         if self.device.type != "cuda":
             return free_host_bytes()
         kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         return int(torch.cuda.mem_get_info(self.device)[0]) + kept
 
     def _check_memory(self) -> None:
-        """Before any of it is taken, on every rank. Ranks of a CPU share its memory, each GPU is one rank's."""
+        """Check before any of it is taken, on every rank. Ranks of a CPU share its memory, each GPU is one rank's."""
         event(_log, "memory planned", logging.INFO, **self.memory.fields())
         if (free := self._free_bytes()) is not None:
             self.memory.check(free, 1 if self.device.type == "cuda" else self.group.size)

@@ -1,4 +1,4 @@
-"""What the engine asks of whatever executes its steps: the model runner, or arithmetic in tests and simulation."""
+"""Interface of the engine to the executor of its steps: the model runner, or arithmetic in tests and simulation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Begun(Protocol):
     """A step that the device computes."""
 
     def results(self) -> list[Sampled]:
-        """What `Runner.step` would have returned, or raised, once the device has it. Call it once."""
+        """Return or raise the result of `Runner.step`, once the device has it. Call it once."""
 
 
 class Ahead(Protocol):
@@ -28,9 +28,9 @@ class Ahead(Protocol):
     ) -> Begun | None:
         """Begin a step, behind everything begun so far; None, with nothing begun, where that takes waiting.
 
-        With `before` its inputs are what that step chooses: token i for its row `chosen[i]`, whatever `batch.token_ids`
-        says. Block tables are read during the call only, but the step reads and writes their blocks until its
-        results are there.
+        With `before` its inputs are that step's choices: token i for its row `chosen[i]`, instead of `batch.token_ids`.
+        Block tables are read during the call only, but the step reads and writes their blocks until its results are
+        there.
         """
 
 
@@ -55,7 +55,7 @@ class Runner(Protocol):
 
     @property
     def ahead(self) -> Ahead | None:
-        """How it begins steps without waiting for them; None where it cannot."""
+        """Interface to begin steps without waiting for them; None where the runner cannot."""
 
     def step(self, batch: StepBatch, rows: Sequence[SampleRow], on_layers: LayersStored | None = None) -> list[Sampled]:
         """Compute the batch and choose a token for every row; `row.row` indexes `batch.logit_rows`.

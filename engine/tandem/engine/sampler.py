@@ -25,7 +25,7 @@ from tandem.engine.sampling_types import Sampled, SampleRow
 _CPU_PIECE = 65_536
 """Logits drawn from at once on a CPU: larger temporaries leave the cache and cost page faults (9 times as long)."""
 _REPORT_PIECE = 1 << 24
-"""Logits whose log-softmax is in memory at once."""
+"""Logits for which the log-softmax is in memory at once."""
 _RANDOM = struct.Struct("<qII")
 
 
@@ -47,7 +47,7 @@ class Choosing:
         self._download = Download(tokens, values)
 
     def results(self) -> list[Sampled]:
-        """What was chosen, in the order of the rows. Waits for the device; once."""
+        """Return the chosen tokens, in the order of the rows. Waits for the device; once."""
         tokens, values = (tensor.tolist() for tensor in self._download.wait())
         results = [
             Sampled(token, is_valid=math.isfinite(values[row.row]))
@@ -67,8 +67,8 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
 
 
 def choose(logits: Tensor, rows: Sequence[SampleRow]) -> Choosing:
-    """As `sample`, with the answer on its way: on a GPU nothing here waits for the device, unless a row has penalties,
-    a bias or forbidden tokens. The logits may be overwritten by what is queued behind."""
+    """As `sample`, with asynchronous results: on a GPU nothing here waits for the device, unless a row has penalties,
+    a bias or forbidden tokens. Operations queued behind may overwrite the logits."""
     values, best = logits.max(dim=-1)
     device = logits.device
     is_in_order = len(rows) == len(logits) and all(place == row.row for place, row in enumerate(rows))
@@ -140,7 +140,7 @@ def _filtered(scores: Tensor, rows: list[SampleRow]) -> Tensor:
 
 def _heated(scores: Tensor, rows: list[SampleRow]) -> Tensor:
     """Scores over temperature, shifted so that the best is 0: a tiny temperature cannot overflow. NaN becomes 0, as do
-    rows without a finite best: whatever is drawn from them is a token, which nobody gets to see."""
+    rows without a finite best: a token drawn from them is never returned to a client."""
     heat = upload([max(row.sampling.params.temperature, 1e-30) for row in rows], torch.float32, scores.device)
     shifted = (scores - scores.amax(dim=-1, keepdim=True)).div_(heat[:, None])
     return shifted.nan_to_num_(nan=0.0, neginf=-math.inf)

@@ -56,7 +56,7 @@ def kept_probabilities(
     mass = (probabilities * keep).cumsum(dim=-1, dtype=torch.float64)
     total = torch.where(has_k, mass[:, -1], torch.ones_like(mass[:, -1]))
     before = torch.cat((torch.zeros_like(mass[:, :1]), mass[:, :-1]), dim=-1)
-    # Holtzman et al. 2020: the smallest set whose mass reaches top_p, so a token stays while less is before it.
+    # Holtzman et al. 2020: the smallest set with a mass of top_p, so a token stays while less is before it.
     keep &= (top_p >= 1.0)[:, None] | (before < (top_p * total)[:, None])
     keep &= probabilities >= min_p[:, None] * probabilities[:, :1]
     keep &= values > -math.inf  # forbidden tokens; without this, a list with one of them would count as too short
@@ -83,7 +83,7 @@ def _draw(ids: Tensor, kept: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _places(cdf: Tensor, uniforms: Tensor) -> Tensor:
-    """The first place [n, 1] of each row whose CDF is above uniform · total: it always exists and has mass."""
+    """First place [n, 1] of each row at which the CDF is above uniform · total: it always exists and has mass."""
     total = cdf[:, -1]
     # Rounding can lift the product to the total itself, which nothing is above.
     target = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))

@@ -1,4 +1,4 @@
-"""What goes into the choice of a token and what comes out of it. Plain values; imports no torch."""
+"""Inputs and outputs of the choice of a token. Plain values; imports no torch."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from tandem.engine.swapping import Swap
 
 @dataclass(slots=True)
 class StepItem:
-    """Tokens [start, end) of one sequence to compute, and who samples from the last one's logits."""
+    """Tokens [start, end) of one sequence to compute, and the choices that sample from the last one's logits."""
 
     state: RequestState
     sequence: Sequence
@@ -42,7 +42,7 @@ class StepItem:
 
 @dataclass(slots=True)
 class StepPlan:
-    """What one step does. `items` holds decodes first, then chunks."""
+    """Plan of one step. `items` holds decodes first, then chunks."""
 
     items: list[StepItem] = field(default_factory=list)
     preempted: list[str] = field(default_factory=list)
@@ -68,19 +68,19 @@ class Scheduler:
         max_scored_tokens: int,
         swap: Swap | None = None,
     ) -> None:
-        """`max_scored_tokens` bounds the prompt tokens whose logits one step computes; one block always fits. `swap`:
-        None = what is preempted is computed again."""
+        """`max_scored_tokens` bounds the prompt tokens with computed logits in one step; one block always fits. `swap`:
+        None = KV of preempted requests is computed again."""
         self._swap = swap
         self._space, self._config, self._pace = space, config, pace
         self._max_scored_tokens = max(max_scored_tokens, space.block_tokens)
         self._states: dict[str, RequestState] = {}
         self._waiting: list[RequestState] = []  # by rank
         self._running: list[RequestState] = []  # by age
-        self._blocked: tuple[str, int] | None = None  # who found too few blocks, and how many there were
+        self._blocked: tuple[str, int] | None = None  # the request that found too few blocks, and how many there were
         self.is_starved = False
-        """Whether the oldest running request found no block to grow into when the latest step was planned."""
+        """True if the oldest running request found no block to grow into when the latest step was planned."""
         self.reserved_sequences = 0
-        """Choices that are to run here once their prompts' KV has come: whoever is admitted leaves them room."""
+        """Choices that are to run here once their prompts' KV has come: admission leaves them room."""
 
     @property
     def has_work(self) -> bool:
@@ -88,12 +88,12 @@ class Scheduler:
 
     @property
     def has_preempted(self) -> bool:
-        """Whether a preempted request waits; those come first in the queue."""
+        """True if a preempted request waits; those come first in the queue."""
         return bool(self._waiting) and self._waiting[0].is_preempted
 
     @property
     def oldest_preempted_s(self) -> float | None:
-        """When the oldest preempted request that waits arrived."""
+        """Arrival time of the oldest preempted request that waits."""
         return self._waiting[0].age[0] if self.has_preempted else None
 
     @property
@@ -102,7 +102,7 @@ class Scheduler:
         return sum(len(state.live) for state in self._running)
 
     def has_turn_for(self, choices: int, arrival_s: float) -> bool:
-        """Whether so many choices more can run, besides those that run, are reserved, or wait here and came before."""
+        """True if so many more choices can run, besides those that run, are reserved, or wait here and came before."""
         older = sum(len(state.live) for state in self._waiting if state.age[0] <= arrival_s)
         ahead = self.running_sequences + self.reserved_sequences + older
         return not ahead or ahead + choices <= self._config.max_sequences
@@ -112,7 +112,7 @@ class Scheduler:
         return list(self._states.values())
 
     def load(self, now_s: float) -> EngineLoad:
-        """How much waits and runs."""
+        """Number of waiting and running requests, sequences and tokens."""
         prefilling = [state for state in self._running if state.catching_up()]
         work = [self._queued(state, now_s) for state in (*prefilling, *self._waiting)]
         return EngineLoad(
@@ -132,7 +132,7 @@ class Scheduler:
         insort(self._waiting, state, key=_rank)
 
     def add_running(self, state: RequestState) -> None:
-        """Take in a request whose prompt is already computed here."""
+        """Take in a request with a prompt that is already computed here."""
         self._states[state.request.key] = state
         self._run(state)
 
@@ -152,12 +152,12 @@ class Scheduler:
         state.place = Place.GONE
         if self._swap is not None:
             self._swap.drop(state.request.key)
-        self.is_starved = False  # the next plan tells
+        self.is_starved = False  # the next plan decides it
         del self._states[state.request.key]
         self._space.release(state)
 
     def end_choice(self, state: RequestState, choice: int) -> None:
-        """Take a choice out of a request that goes on with the others, if it has others and this one has not ended."""
+        """Take out a choice of a request that goes on with others, if it has others and this one has not ended."""
         sequence = next((s for s in state.live if s.choice == choice), None)
         if sequence is None:
             return
@@ -172,7 +172,7 @@ class Scheduler:
             self.remove(state)
 
     def plan(self, now_s: float) -> StepPlan:
-        """The next step. Block tables already have room for it; an empty plan means nothing can run now."""
+        """Return the next step. Block tables already have room for it; an empty plan means nothing can run now."""
         plan = StepPlan()
         self.is_starved = False
         prefilling = self._plan_decodes(plan)
@@ -180,11 +180,11 @@ class Scheduler:
         return plan
 
     def plan_ahead(self, items: AbstractSequence[StepItem]) -> StepPlan | None:
-        """The step behind one that computes `items`, before its tokens are known: one token more of each choice whose
-        number of tokens does not end it. Tables have room for it.
+        """Plan the step behind one that computes `items`, before its tokens are known: one token more of each choice
+        that does not end by its number of tokens. Tables have room for it.
 
-        None where something else may be due: prompts, whoever waits, copies, blocks that somebody would have to give;
-        or where a choice's next token depends on those before in more than its logits.
+        None where something else may be due (prompts, waiting requests, copies, preemption for blocks), or where a
+        choice's next token depends on those before in more than its logits.
         """
         if self._waiting or len(items) != self.running_sequences:
             return None
@@ -219,7 +219,7 @@ class Scheduler:
         """Plan one token for every decoding choice, oldest first; returns the requests that still prefill."""
         prefilling: list[RequestState] = []
         limit = min(self._config.max_sequences, self._config.max_step_tokens)
-        # By age: whoever is preempted for blocks is younger, so it is not in the plan yet.
+        # By age: a request preempted for blocks is younger, so it is not in the plan yet.
         for state in tuple(self._running):
             if state.place is not Place.RUNNING:
                 continue
@@ -241,7 +241,7 @@ class Scheduler:
     def _plan_prefills(self, plan: StepPlan, prefilling: list[RequestState], now_s: float) -> None:
         """Spend the rest of the budget on prompts, at least one block if any request waits and has room."""
         budget = self._pace.chunk_budget(plan.decode_tokens)
-        # What was just preempted would only take back the blocks that somebody older needs.
+        # A request just preempted would only take back the blocks that an older one needs.
         is_closed = bool(plan.preempted)
         for state in self._queue(prefilling, now_s):
             if state.place is Place.WAITING:
@@ -270,11 +270,11 @@ class Scheduler:
             yield heapq.heappop(heap)[-1]
 
     def _due_s(self, state: RequestState, now_s: float) -> float:
-        """When its prompt is due, by the rules of the queue and what the prefill speed is now."""
+        """Return the time when its prompt is due, by the rules of the queue and the present prefill speed."""
         return self._queued(state, now_s).due_s
 
     def _queued(self, state: RequestState, now_s: float) -> QueuedWork:
-        """What is left of a request: prompt tokens, and known output tokens, that still have to be computed."""
+        """Remaining work of a request: prompt tokens, and known output tokens, that still have to be computed."""
         tokens, pairs = 0, 0.0
         for start, end in self._remaining(state):
             tokens += end - start
@@ -312,7 +312,7 @@ class Scheduler:
             plan.admitted[state.request.key] = state.cached_tokens
         if self._swap is not None:
             self._swap.bring_back(state)
-            self._space.leave(state, state.leader)  # what was not kept is not written, so never published
+            self._space.leave(state, state.leader)  # KV that was not kept is not written, so never published
             self._space.publish(state, state.leader)
         plan.recomputed_tokens += max(0, state.lost_tokens - state.computed_tokens)
         state.lost_tokens = 0

@@ -2,9 +2,9 @@
 
 tokens    │ prompt ……………………… │ outputs ……………… │
           0        computed ▲  prompt_tokens        length
-computed: KV of tokens [0, computed) is in the pool, save for what left a window. Sampling needs computed == length;
-decoding is length - 1. left: how many leading blocks of a group's table left its window and are somebody else's; GONE
-stands for them, and nothing reads it.
+computed: KV of tokens [0, computed) is in the pool, save for that behind a window. Sampling needs computed == length;
+decoding is length - 1. left: how many leading blocks of a group's table are behind its window and no longer its own;
+GONE stands for them, and nothing reads it.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class RequestState:
 
     @property
     def holders(self) -> list[Holder]:
-        """Everybody who may hold blocks for it as a request."""
+        """All holders that may hold blocks for it as a request."""
         return [*(sequence.holder for sequence in self.sequences), self.spare_holder]
 
     @property
@@ -161,7 +161,7 @@ class RequestState:
 
     @property
     def computed_tokens(self) -> int:
-        """Whose KV is here, or was found here; the prompt counts once."""
+        """Tokens with KV here, computed or found cached; the prompt counts once."""
         others = sum(max(0, other.computed - other.prompt_tokens) for other in self.live if other is not self.leader)
         return self.leader.computed + others
 
@@ -171,15 +171,15 @@ class RequestState:
 
     @property
     def unscored_tokens(self) -> int:
-        """Prompt tokens whose KV must be computed here, because the logits behind them are wanted."""
+        """Prompt tokens that must be computed here, because the logits behind them are requested."""
         return len(self.request.prompt) - 1 - self.scored
 
     def scoring(self, sequence: Sequence, start: int, end: int) -> range:
-        """Positions among [start, end) whose logits are wanted: they tell how probable the next prompt token is."""
+        """Positions among [start, end) with requested logits: they give the probability of the next prompt token."""
         return range(max(start, self.scored), min(end, sequence.prompt_tokens - 1))
 
     def reusable_tokens(self, goal: int) -> int:
-        """How many leading ones of `goal` tokens may come from the cache: not the last, nor where logits are wanted."""
+        """Leading tokens of `goal` that may come from the cache: not the last, nor those with requested logits."""
         return min(goal - 1, self.scored) if self.unscored_tokens else goal - 1
 
     def decoding(self) -> list[Sequence]:

@@ -1,4 +1,4 @@
-"""From the items of a plan to what a runner takes, and what they mean to requests. Plain values; imports no torch."""
+"""Converts a plan's items to a runner's input, and results to requests. Plain values; imports no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tandem.engine.step_batch import SeqSlice, StepBatch
 def assemble(items: list[StepItem]) -> tuple[StepBatch, list[SampleRow]]:
     """The batch, and one row for every prompt token that is to be scored and for every taker, in the order of items.
 
-    A token that is not known yet, for the step before chooses it, is 0.
+    A token that is not known yet, because the step before chooses it, is 0.
     """
     token_ids: list[int] = []
     positions: list[int] = []
@@ -44,12 +44,12 @@ def assemble(items: list[StepItem]) -> tuple[StepBatch, list[SampleRow]]:
 
 
 def scoring(item: StepItem) -> range:
-    """Positions of prompt tokens whose logits are wanted."""
+    """Positions of prompt tokens with requested logits."""
     return item.state.scoring(item.sequence, item.start, item.end)
 
 
 def prompt_logprobs(item: StepItem, scored: list[Sampled]) -> PromptLogprobs:
-    """What a step found out about prompt tokens; the request remembers how far that goes."""
+    """A step's log-probabilities of prompt tokens; the request records how far they go."""
     positions, state = scoring(item), item.state
     state.scored = positions.stop
     logprobs = tuple(result.logprob for result in scored if result.logprob is not None)
@@ -59,7 +59,7 @@ def prompt_logprobs(item: StepItem, scored: list[Sampled]) -> PromptLogprobs:
 def prefill_slices(items: list[StepItem]) -> list[PrefillSlice]:
     """The parts of chunks that are prompt tokens.
 
-    A replay may find its whole prompt cached and compute outputs alone: whoever hands it over still hears of it.
+    A replay may find its whole prompt cached and compute outputs alone: it still gets a slice, for its hand-over.
     """
     return [
         PrefillSlice(
@@ -74,5 +74,5 @@ def prefill_slices(items: list[StepItem]) -> list[PrefillSlice]:
 
 
 def is_chunk(item: StepItem) -> bool:
-    """Whether it is more than one token."""
+    """True if it is more than one token."""
     return item.end - item.start > 1

@@ -1,4 +1,4 @@
-"""How fast prompts are computed, as measured, and how many of their tokens fit into one step."""
+"""Measures the prefill speed, and computes how many prompt tokens fit into one step."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from tandem.core.errors import ConfigError
 from tandem.core.prefill_queue import FIRST_COME, UNMEASURED, PrefillSpeed, QueueRules
 
 _WEIGHT = 0.2  # of the newest measurement in the moving averages
-_FADE = 0.998  # what an older step counts for in the fit, compared with the one after it
+_FADE = 0.998  # weight of an older step in the fit, compared with the one after it
 TELLING_TOKENS = 512
-"""Of prompts, before their speed is told: fewer say more about what a step costs besides."""
-_ALIKE = 1e-3  # steps whose contexts differ by less than this part do not tell what context costs
+"""Prompt tokens before a speed is reported: fewer reflect the fixed cost of a step more."""
+_ALIKE = 1e-3  # steps with contexts that differ by less than this part do not show the cost of context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class StepPace:
         self.forget()
 
     def forget(self) -> None:
-        """As if nothing had been measured yet."""
+        """Reset to the state without measurements."""
         self._decode_s: float | None = None
         self._tokens_per_s: float | None = None
         self._fit = _SpeedFit()
@@ -54,7 +54,7 @@ class StepPace:
 
     @property
     def prefill_speed(self) -> PrefillSpeed:
-        """By which the time of a whole prompt is told; not measured before the first one."""
+        """Speed that predicts the time of a whole prompt; not measured before the first one."""
         return self._fit.speed
 
     def chunk_budget(self, decodes: int) -> int:
@@ -86,7 +86,7 @@ class _SpeedFit:
     """seconds = a·tokens + b·attended, a > 0 and b ≥ 0, by least squares of relative errors over the latest steps.
 
     Relative, so that a step that something held up (seconds above what they should be) hardly counts. Each counts by
-    its tokens, or what every step costs besides would make a worker of short prompts seem slow.
+    its tokens, or the fixed cost of a step would make a worker of short prompts seem slow.
     """
 
     def __init__(self) -> None:

@@ -80,7 +80,7 @@ def build_step(
 def _part(
     sequences: list[SeqSlice], tables: tuple[Tensor, ...], first: int, last: int, start: int, device: torch.device
 ) -> SequenceTensors | None:
-    """Sequences [first, last), whose tokens start at row `start`."""
+    """Tensors of sequences [first, last); their tokens start at row `start`."""
     if first == last:
         return None
     ends = [0]

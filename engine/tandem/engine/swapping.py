@@ -1,10 +1,10 @@
-"""What becomes of a preempted request's KV: computed again, or kept in host memory meanwhile, by what costs less.
+"""Offloads a preempted request's KV to host memory, or has it computed again, whichever costs less.
 
     swap         bytes / measured speed to the host + bytes / measured speed back
     compute      its tokens and what they attend to, at the measured prefill speed
 
-Only a request of one choice whose prompt needs no log-probabilities is kept; others are computed again. Imports no
-torch, and moves nothing itself: see `HostCopies`.
+Only a request of one choice that needs no log-probabilities of its prompt is kept; others are computed again. Imports
+no torch, and moves nothing itself: see `HostCopies`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tandem.core.prefill_queue import PrefillSpeed, attended
 from tandem.engine.sequence import RequestState
 
 _WEIGHT = 0.2
-"""Of the newest copy in what is known of their speed."""
+"""Weight of the newest copy in the moving average of their speed."""
 TRIAL_BLOCKS = 16
 """Copied twice to and fro at the start, to know how fast that is; the first time also pays for what is needed once."""
 
@@ -47,7 +47,7 @@ class _Saved:
 class Swap:
     """Keeps KV of preempted requests within `capacity_bytes`. Belongs to the scheduler.
 
-    `save_bytes_per_s` and `restore_bytes_per_s` are what is known of its speed at the start; see `try_speeds`.
+    `save_bytes_per_s` and `restore_bytes_per_s` are its known speeds at the start; see `try_speeds`.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class Swap:
 
     @property
     def keys(self) -> Collection[str]:
-        """Requests whose KV is kept."""
+        """Keys of requests with kept KV."""
         return self._saved.keys()
 
     def seconds(self, tokens: int) -> float:
-        """What keeping the KV of so many tokens takes, to the host and back; infinite while no speed is known."""
+        """Seconds for keeping the KV of so many tokens, to the host and back; infinite while no speed is known."""
         if not self.save_bytes_per_s or not self.restore_bytes_per_s:
             return float("inf")
         size = self._size_bytes(tokens)
@@ -125,7 +125,7 @@ class Swap:
         self.drop(state.request.key)
 
     def drop(self, key: str) -> None:
-        """Nobody needs what was kept of this request, if anything was."""
+        """Drop the KV kept of this request, if any was."""
         saved = self._saved.pop(key, None)
         if saved is not None:
             self._left_bytes += saved.size_bytes
@@ -147,13 +147,13 @@ class Swap:
         return -(-tokens // self._block_tokens)
 
     def _size_bytes(self, tokens: int) -> int:
-        """Of what is kept of a sequence with so many computed tokens: nothing that left a window."""
+        """Bytes of the kept KV of a sequence with so many computed tokens: nothing behind a window."""
         count, tp = self._blocks(tokens), self._layout.tp
         return sum((count - spec.first_needed(tokens)) * spec.block_bytes(tp) for spec in self._layout.groups)
 
 
 def _blend(speed: float, size: int, took_s: float) -> float:
-    """The moving average of a speed; a copy of no measurable time tells nothing."""
+    """The moving average of a speed; a copy of no measurable time is ignored."""
     if took_s <= 0.0:
         return speed
     return size / took_s if not speed else speed + _WEIGHT * (size / took_s - speed)

@@ -1,6 +1,6 @@
 """Strict loading: mapped safetensors straight into the tensors of one rank. Pickled weights are never opened.
 
-A `Parameter` says which checkpoint tensors make it up and how ranks share them; the loader knows no model.
+A `Parameter` lists its checkpoint tensors and how ranks share them; the loader knows no model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tandem.engine.gguf.tensors import GgufTensors
 from tandem.engine.model_source import INDEX_NAME, weight_files
 
 MAX_NUMBERS = 1 << 48
-"""Of a tensor; torch takes no sizes whose product overflows 63 bits of bytes."""
+"""Most numbers of a tensor; torch takes no sizes with a product above 63 bits of bytes."""
 _NAMED = 3  # keys that an error spells out
 
 
@@ -58,8 +58,9 @@ class Source(Protocol):
         """The tensors that it reads."""
 
     def read(self, checkpoint: Checkpoint, rows: slice, columns: slice, dtype: torch.dtype) -> Tensor:
-        """[rows, columns] of the part, [rows] of a vector, whose columns mean nothing; what is packed is unpacked into
-        `dtype`. Raises ModelError for tensors of another shape, TypeError or ValueError for what cannot be unpacked."""
+        """[rows, columns] of the part, [rows] of a vector, which ignores columns; a packed part is unpacked into
+        `dtype`. Raises ModelError for tensors of another shape, TypeError or ValueError for a part that cannot be
+        unpacked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +127,8 @@ def load_weights(
     """Fill every parameter of rank `tp_rank` from the checkpoint in `model_dir`, in its dtype, on `device`.
 
     Every checkpoint key must be used, save `ignored_keys`, those that begin as one of `ignored_prefixes`, and the
-    rotary buffers that old exports carry. `scale_blocks`: as `ModelConfig` has them. `on_loaded` is told of each as it
+    rotary buffers that old exports carry. `scale_blocks`: as `ModelConfig` has them. `on_loaded` is called with each as
+    it
     is there, and may take its tensor away: one at a time is in memory then. Raises ModelError for missing, unexpected
     or misshapen tensors and for files that are absent, truncated or pickled.
     """
@@ -144,9 +146,9 @@ def load_weights(
 
 
 class Checkpoint:
-    """The mapped files of a model and which of them holds each key; scales are part of what they scale.
+    """The mapped files of a model and the file of each key; scales are part of the tensors that they scale.
 
-    `about` says what the model is, for errors.
+    `about` describes the model, for errors.
     """
 
     def __init__(

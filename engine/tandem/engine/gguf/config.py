@@ -16,12 +16,12 @@ from tandem.engine.gguf.keys import Keys
 EMBEDDING, HEAD, ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
 _PLAIN = {"F32": "float32", "F16": "float16"}
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""What Llama 3.1, 3.2 and 3.3 say; files have what comes of it, a factor for each frequency."""
+"""Values of Llama 3.1, 3.2 and 3.3; files have the resulting factor for each frequency instead."""
 _CLOSE = 1e-5
 
 
 def read_gguf_fields(path: Path) -> Fields:
-    """What the file's model is, in the words of a config.json. Raises ModelError with the key that is not supported."""
+    """Return the file's model as fields of a config.json. Raises ModelError with the key that is not supported."""
     model = GgufModel(path)
     family, keys = family_of(model), Keys(model.metadata)
     keys.check(family.reads)

@@ -1,5 +1,5 @@
-"""Architectures of GGUF files and what they are in Hugging Face's words: names of tensors, and metadata that changes
-answers. Imports no torch.
+"""Maps architectures of GGUF files to Hugging Face's terms: names of tensors, and metadata that changes answers.
+Imports no torch.
 
 A family is a row here. Metadata of an architecture that no row reads is refused by name, never ignored.
 """
@@ -38,10 +38,10 @@ class GgufFamily:
     """How files of one architecture spell a model.
 
     architecture        as in config.json
-    layer               names of a layer's tensors without `blk.N.`, and what they are behind `model.layers.N.`
-    whole               the same of tensors whose last names are others, too
-    experts             of tensors [experts, rows, columns], what they are of each expert: in which block, by which name
-    has_latent          heads are made of a latent; their widths are `more_fields`' business
+    layer               names of a layer's tensors without `blk.N.`, and their names behind `model.layers.N.`
+    whole               the same of tensors with other last names, too
+    experts             of tensors [experts, rows, columns], the place of each expert: in which block, by which name
+    has_latent          heads are made of a latent; `more_fields` reads their widths
     has_turned_heads    rows of q and k are in the order of ggml's rotation, which turns neighbours and not halves
     has_raised_norms    norms are stored as 1 + weight
     reads               keys without the architecture that `more_fields` reads, beside those of all families
@@ -85,7 +85,7 @@ def _qwen3moe(keys: Keys, _model: GgufModel) -> dict[str, Any]:
 
 
 def _gpt_oss(keys: Keys, _model: GgufModel) -> dict[str, Any]:
-    """Bounds of stretched frequencies are no whole pairs, and no key says so."""
+    """Bounds of stretched frequencies are not whole pairs, though no key states it."""
     rope = keys.rope()
     return {
         "num_local_experts": keys.experts(), "num_experts_per_tok": keys.positive("expert_used_count"),
@@ -96,7 +96,7 @@ def _gpt_oss(keys: Keys, _model: GgufModel) -> dict[str, Any]:
 
 
 def _gemma(keys: Keys, large_layers: int) -> dict[str, Any]:
-    """The size of `large_layers` layers, 27B, scales scores by hidden / heads: no metadata say it, llama.cpp knows."""
+    """The size of `large_layers` layers, 27B, scales scores by hidden / heads: not in the metadata, from llama.cpp."""
     is_large = keys.positive("block_count") == large_layers
     scalar = keys.positive("embedding_length") / keys.positive("attention.head_count")
     return {

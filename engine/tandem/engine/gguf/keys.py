@@ -1,4 +1,4 @@
-"""Metadata of a file's architecture, by keys without its name: typed, bounded, and none is overlooked. No torch."""
+"""Metadata of a file's architecture, by keys without its name: typed, bounded, and none is ignored. No torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tensor_data_layout": ("Meta AI original pth", ""), "pooling_type": (0,), "logit_scale": (1.0,),
     "residual_scale": (1.0,), "embedding_scale": (1.0,),
 }  # fmt: skip
-"""What a key may be in a family that does not read it."""
+"""Allowed values of a key in a family that does not read it."""
 
 
 class Keys:

@@ -1,8 +1,8 @@
-"""The tensors of a GGUF file under Hugging Face's names, as lazy slices: only what a rank asks for is read.
+"""The tensors of a GGUF file under Hugging Face's names, as lazy slices: only what a rank requests is read.
 
     the file   blk.0.attn_q.weight, rows of whole blocks      the model   model.layers.0.self_attn.q_proj.weight
 
-It knows names, order and blocks; which rank needs what is the loader's business.
+It knows names, order and blocks; the loader decides which rank needs which part.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tandem.engine.gguf.families import GgufFamily, family_of
 from tandem.engine.gguf.keys import Keys
 
 _NUMBERS_AT_ONCE = 1 << 18
-"""What is in between while they are made stays in a cache."""
+"""Numbers converted at once: their intermediate results stay in a cache."""
 _BLOCK = re.compile(r"blk\.(\d{1,5})\.(\w+)\.(weight|bias)", re.ASCII)
 _OUTER = {EMBEDDING: "model.embed_tokens.weight", HEAD: "lm_head.weight", "output_norm.weight": "model.norm.weight"}
 _TURNED = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}
@@ -79,8 +79,8 @@ class GgufSlice:
         return self._numbers(self._rows(first, last), start, stop)
 
     def blocks(self, rows: slice, columns: slice) -> Tensor:
-        """What is stored, uint8 [rows, bytes], in the model's order of rows. Raises ValueError unless the columns of a
-        matrix are whole blocks."""
+        """Return the stored bytes, uint8 [rows, bytes], in the model's order of rows. Raises ValueError unless the
+        columns of a matrix are whole blocks."""
         (first, last, _), (start, stop, _) = (
             one.indices(size) for one, size in zip((rows, columns), self.get_shape(), strict=True)
         )
@@ -214,7 +214,7 @@ def _named(model: GgufModel, family: GgufFamily, keys: Keys) -> Iterator[tuple[s
 
 
 def _pairs_of(model: GgufModel, layer: int) -> HeadPairs | None:
-    """What the layer has in two tensors; None unless both are there."""
+    """Return the layer's pair of tensors; None unless both are there."""
     names = [f"blk.{layer}.{part}.weight" for part in deepseek.PAIR]
     if not model.file_of.keys() >= set(names):
         return None

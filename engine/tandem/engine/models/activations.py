@@ -41,7 +41,7 @@ def _gelu_tanh(gate_up: Tensor) -> Tensor:
 
 
 def _gelu_tanh_written_out(gate_up: Tensor) -> Tensor:
-    """`_gelu_tanh` from operations whose rows do not depend on each other; torch's own is none."""
+    """`_gelu_tanh` from operations with independent rows; torch's own is none."""
     gate, up = gate_up.chunk(2, -1)
     gate = gate.float()
     inner = (gate * gate * gate).mul_(0.044715).add_(gate).mul_(math.sqrt(2 / math.pi)).tanh_()

@@ -299,7 +299,7 @@ class Decoder:
         return made if latent is not None else replace(made, row=self._row(layer, made))
 
     def _feed_forward(self, layer: LayerParameters) -> Linear:
-        """What stands behind `mlp_norm`, on all ranks together."""
+        """Build the feed-forward behind `mlp_norm`, on all ranks together."""
         of = layer.feed_forward
         activate = (REPEATABLE if self._is_deterministic else ACTIVATE)[self.config.activation]
         if isinstance(of, MlpParameters):
@@ -360,7 +360,7 @@ class Decoder:
         ))  # fmt: skip
 
     def _summed(self, weight: Parameter, bias: Parameter | None) -> Linear:
-        """A product whose input features are split over the ranks; one of them adds the bias."""
+        """Build a product with input features split over the ranks; one of them adds the bias."""
         if self._tp_size == 1:
             return self._linear(weight, bias)
         return self._added_up(self._linear(weight, bias if self._group.rank == 0 else None))
@@ -488,5 +488,5 @@ class _HeadNorm:
 
 def _scaled(normed: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     """fp32 `normed`, written over, times `weight`, in `dtype`: Gemma's weights of 1 + w and gpt-oss's are fp32 and
-    multiply before rounding, everybody else's after it."""
+    multiply before rounding, those of all other families after it."""
     return normed.mul_(weight).to(dtype) if weight.dtype is torch.float32 else normed.to(dtype).mul_(weight)

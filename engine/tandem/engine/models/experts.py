@@ -1,4 +1,4 @@
-"""A feed-forward of experts: every token meets a few of many small MLPs, chosen by a router, whose answers are added.
+"""A feed-forward of experts: a router chooses a few of many small MLPs per token and adds up their answers.
 
 Over several ranks every expert's intermediate features are split, as a dense MLP's are: each rank has a slice of all
 experts, works as long as the others whatever the router chooses, and the ranks' answers add up. Routers are whole on
@@ -26,7 +26,7 @@ ROUTERS: dict[str, Callable[[ExpertsConfig, Linear, Tensor | None], Router]] = {
 }  # fmt: skip
 """By `ExpertsConfig.routing`; made of the experts, the product that scores them, and the correction, or None."""
 _IN_FP32 = ("softmax by groups", "sigmoid by groups")
-"""Routings whose scores are computed in fp32, whatever the model's dtype."""
+"""Routings that compute scores in fp32, whatever the model's dtype."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class ExpertParameters:
     down        [count · hidden, features]
     …_bias      [count · rows] in the same order, where the family has them
     correction  [count], fp32, of routers that have one
-    shared      the MLP that every token meets
+    shared      the MLP that every token passes
     """
 
     router: Parameter

@@ -3,9 +3,9 @@
     plain     gate_up_proj [count, hidden, 2 · features], down_proj [count, features, hidden]: inputs first
     mxfp4     gate_up_proj_blocks [count, 2 · features, hidden / 32, 16], down_proj_blocks [count, hidden, …], …_scales
     biases    gate_up_proj_bias [count, 2 · features], down_proj_bias [count, hidden]
-    GGUF      gate_proj, up_proj and down_proj of each expert, .weight and .bias, as everybody else's are named
+    GGUF      gate_proj, up_proj and down_proj of each expert, .weight and .bias, named as in other families
 
-In memory an expert's gate lies on top of its up, as everybody else's does, so that ranks share them alike.
+In memory an expert's gate lies on top of its up, as in other families, so that ranks share them alike.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Choosing among experts by groups, as DeepSeek does; see `routing.py` for what a router must hold to.
+"""Choosing among experts by groups, as DeepSeek does; see `routing.py` for the requirements of a router.
 
-Softmax: the best expert of each group says which groups are kept (DeepSeek-V2, section 2.2.2). Sigmoid: the two best of
-each group do, by scores with a correction (DeepSeek-V3, section 2.1.2).
+Softmax: groups are kept by their best expert (DeepSeek-V2, section 2.2.2). Sigmoid: by their two best, by scores with
+a correction (DeepSeek-V3, section 2.1.2).
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class CorrectedSigmoidRouter:
 
 
 def _within(scores: Tensor, of_groups: Tensor, experts: ExpertsConfig, *, hidden: float) -> Tensor:
-    """`scores` [T, count] with `hidden` outside the groups whose `of_groups` [T, groups] are largest."""
+    """`scores` [T, count] with `hidden` outside the groups with the largest `of_groups` [T, groups]."""
     left = torch.ones_like(of_groups, dtype=torch.bool)
     left.scatter_(1, of_groups.topk(experts.chosen_groups, -1).indices, value=False)
     return scores.masked_fill(left.repeat_interleave(experts.count // experts.groups, 1), hidden)
 
 
 def _sigmoid(x: Tensor) -> Tensor:
-    """As the softmax of (x, 0), whose rows are computed alone; an elementwise sigmoid's bits depend on the place."""
+    """The softmax of (x, 0), computed row by row; an elementwise sigmoid's bits depend on the place."""
     return torch.softmax(torch.stack((x, torch.zeros_like(x)), -1), -1)[..., 0]

@@ -1,4 +1,4 @@
-"""Experts as one operation over all of them, without asking the host who has which rows: where there is a kernel."""
+"""Experts as one operation over all of them, without asking the host for their rows: where there is a kernel."""
 
 from __future__ import annotations
 

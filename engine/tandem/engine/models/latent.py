@@ -1,4 +1,4 @@
-"""Multi-head latent attention (DeepSeek-V2, Liu et al. 2024, section 2.1), beside what `decoder.py` has for all.
+"""Multi-head latent attention (DeepSeek-V2, Liu et al. 2024, section 2.1), beside the common parts of `decoder.py`.
 
 Keys and values of all heads are made of one latent a token, and one key that turns with its position is shared by all
 heads; the two, side by side, are what is cached. The products that would make keys and values of latents are applied to
@@ -48,7 +48,7 @@ class MakeParameter(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentParameters:
-    """Of one layer. `down` is [queries or what they are made of | latent | shared key], `down_bias` the same or
+    """Parameters of one layer. `down` is [queries or their source | latent | shared key], `down_bias` the same or
     without the queries; the others stand between it and attention."""
 
     down: Parameter
@@ -111,7 +111,7 @@ class LatentParameters:
     def head_products(
         self, shape: LatentShape, heads: int, *, is_deterministic: bool
     ) -> tuple[HeadProduct, HeadProduct]:
-        """What takes queries into the latent space, and answers out of it; `kv_up` is given up for them."""
+        """Return the products into the latent space (queries) and out of it (answers); `kv_up` is given up for them."""
         keys, values = self.kv_up.tensor.view(heads, -1, shape.rank).split_with_sizes((shape.plain, shape.value), 1)
         self.kv_up.tensor = self.kv_up.tensor.to("meta")
         product = _head_product_by_tiles if is_deterministic else _head_product
@@ -144,7 +144,7 @@ class LatentAttention:
         return queries, rows, rows
 
     def answers(self, mixed: Tensor) -> Tensor:
-        """What attention says of cached rows, [T, heads, rank or more], to [T, heads · value]."""
+        """Attention's answers over cached rows, [T, heads, rank or more], to [T, heads · value]."""
         return self.out_of_latent(mixed[..., : self.shape.rank]).flatten(1)
 
 

@@ -39,7 +39,7 @@ class MlpParameters:
 def mlp_parameters(
     name: str, make: MakeParameter, *, hidden: int, intermediate: int, has_bias: bool = False
 ) -> MlpParameters:
-    """The MLP whose tensors are `name.gate_proj.weight` and so on."""
+    """Return the MLP of the tensors `name.gate_proj.weight` and so on."""
     gate_up = ((f"{name}.gate_proj", intermediate), (f"{name}.up_proj", intermediate))
     down = (f"{name}.down_proj", hidden)
     return MlpParameters(
@@ -51,7 +51,7 @@ def mlp_parameters(
 
 
 def beside(experts: Linear, shared: Mlp) -> Linear:
-    """The sum of what experts and the MLP that all tokens meet say of [T, hidden]; written over the first."""
+    """Add a shared MLP's answer to that of `experts`, [T, hidden]; written over the first."""
     return lambda x: experts(x).add_(shared(x))
 
 

@@ -1,4 +1,4 @@
-"""Which parameters of a decoder `--quantize` makes smaller, and the products that are made of them.
+"""Selects the parameters of a decoder that `--quantize` makes smaller, and makes their products.
 
 Every matrix that rows are multiplied with is quantised as soon as it is loaded, each expert's by itself. The embedding
 and the routers of experts stay as they are: a score that is a little off chooses other experts.
@@ -16,7 +16,7 @@ from tandem.kernels.quantized_linear import QuantizedWeight
 
 
 class QuantisedWeights:
-    """Of one rank's decoder, whose layers' experts are `experts`, `count` in each. Not thread-safe."""
+    """Weights of one rank's decoder; its layers have `experts`, `count` in each. Not thread-safe."""
 
     def __init__(
         self, quantizer: Quantizer, embedding: Parameter, experts: Iterable[ExpertParameters], count: int
@@ -28,11 +28,11 @@ class QuantisedWeights:
         self._made: dict[int, list[QuantizedWeight]] = {}  # by id of the parameter, until its products are made
 
     def takes(self, parameter: Parameter) -> bool:
-        """Whether rows are multiplied with it, and nothing else is done with it."""
+        """True if rows are multiplied with it, and it has no other use."""
         return parameter.columns is not None and id(parameter) not in self._plain
 
     def bytes_of(self, parameters: Iterable[Parameter]) -> int:
-        """Memory of these, quantised, and what products of many rows need beside them."""
+        """Memory of these, quantised, and of the additional needs of products of many rows."""
         shapes = []
         for parameter in parameters:
             count, (rows, columns) = self._counts.get(id(parameter), 1), parameter.tensor.shape
@@ -40,7 +40,7 @@ class QuantisedWeights:
         return self._quantizer.bytes_of(shapes)
 
     def quantise(self, parameter: Parameter) -> None:
-        """At once when it is loaded, and its tensor is given up: a second copy of a model would not fit."""
+        """Quantise at once when it is loaded, and give up its tensor: a second copy of a model would not fit."""
         if self.takes(parameter):
             count, columns = self._counts.get(id(parameter), 1), parameter.tensor.shape[1]
             every = parameter.tensor.view(count, -1, columns).unbind(0)

@@ -13,7 +13,7 @@ from tandem.engine.rope_config import RopeConfig
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
     """Radians a position for each pair of a head: fp32 [head_dim / 2], on the CPU.
 
-    ValueError for dynamic positions whose context is not settled (`RopeConfig.for_context`).
+    ValueError for dynamic positions without a settled context (`RopeConfig.for_context`).
     """
     if rope.kind == "dynamic":
         raise ValueError("dynamic positions have frequencies for one length of context alone")

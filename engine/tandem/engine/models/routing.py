@@ -1,7 +1,7 @@
-"""Which experts each token of a layer meets, and with what weight: one class for each way of choosing.
+"""Routers: choose the experts of each token of a layer, and their weights; one class for each way of choosing.
 
-With `--deterministic` a row's choice must not depend on the other rows: only operations whose rows are computed alone,
-none whose result depends on where threads or vectors split the tensor (an elementwise exp or sigmoid does).
+With `--deterministic` a row's choice must not depend on the other rows: only operations that compute rows alone, none
+with a result that depends on where threads or vectors split the tensor (an elementwise exp or sigmoid does).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The arithmetic that stands for a model, and the oracle: what must come out, computed without any blocks.
+"""The arithmetic that stands for a model, and the oracle: the expected output, computed without any blocks.
 
 h(t) = mix(h(t-1), token t)          the hash in token t's KV slots
 digest = Σ h(t) · BASE^(T-1-t) mod P  over the context, for each KV group; groups are mixed in order
@@ -31,7 +31,7 @@ def mix(a: int, b: int) -> int:
 
 
 def chain(before: int, tokens: Iterable[int]) -> list[int]:
-    """The hashes of `tokens`, which follow the token whose hash is `before`."""
+    """The hashes of `tokens`, given the hash `before` of the token before them."""
     hashes = []
     for token in tokens:
         before = mix(before, token)
@@ -40,7 +40,7 @@ def chain(before: int, tokens: Iterable[int]) -> list[int]:
 
 
 def fold(value: int, hashes: Iterable[int]) -> int:
-    """The digest of a context whose digest was `value` (0 = empty), longer by `hashes`."""
+    """Extend the digest `value` of a context (0 = empty) by `hashes`."""
     for each in hashes:
         value = (value * BASE + each) % PRIME
     return value
@@ -111,7 +111,7 @@ def expected_tokens(
     choice: int = 0,
     groups: int = 1,
 ) -> list[int]:
-    """The oracle: the `count` tokens that a simulated engine says after `prompt` and `outputs` (forced ones).
+    """The oracle: the `count` tokens that a simulated engine generates after `prompt` and `outputs` (forced ones).
 
     Greedy without `sampling`, of which temperature, seed, bias and what forbids tokens count: stop tokens do not end
     the list. `groups` is the number of KV groups.

@@ -48,7 +48,7 @@ class Encoding:
         return int.from_bytes(bytes(found), "little")
 
     def linear(self, number: int) -> bytes:
-        """What `encode` changes by when its number is xored with this one."""
+        """The change of `encode` when its number is xored with this one."""
         zero = int.from_bytes(self.encode(0), "little")
         return (int.from_bytes(self.encode(number), "little") ^ zero).to_bytes(self.slot_bytes, "little")
 

@@ -1,6 +1,6 @@
 """One KV group on one rank: hashes written into the slots of every layer, plane and head, and blocks judged by them.
 
-A block is *good* if all its slots say the same hashes in their own disguise. A good block counts with its hashes; any
+A block is *good* if all its slots hold the same hashes in their own disguise. A good block counts with its hashes; any
 other with checksums of its bytes, so that one wrong bit anywhere gives another digest.
 """
 
@@ -42,7 +42,7 @@ class SimPool:
         self._full_step = pow(BASE, spec.block_tokens, PRIME)
 
     def hash_at(self, table: Sequence[int], position: int) -> int:
-        """The hash in the slot of `position`, as its first head says it; START before the first token."""
+        """The hash in the slot of `position`, as its first head holds it; START before the first token."""
         if position < 0:
             return START
         place, offset = divmod(position, self.spec.block_tokens)
@@ -95,7 +95,7 @@ class SimPool:
             at += size
 
     def _judge(self, start: int, tokens: int) -> int:
-        """What a block's first `tokens` tokens count for in the digest of a context."""
+        """Contribution of a block's first `tokens` tokens to the digest of a context."""
         data, size, length = self.data, self._slot_bytes, tokens * self._slot_bytes
         end = start + self._block_bytes
         checks = [crc32(data[at : at + length]) for at in range(start, end, self._head_bytes)]
@@ -124,7 +124,7 @@ class SimPool:
         return keys
 
     def _check(self, tokens: int) -> list[int]:
-        """For every layer, plane and head: what its disguise changes in the CRC over `tokens` slots."""
+        """For every layer, plane and head: the change by its disguise in the CRC over `tokens` slots."""
         checks = self._checks.get(tokens)
         if checks is None:
             zero = crc32(bytes(tokens * self._slot_bytes))

@@ -1,4 +1,4 @@
-"""The engine's runner without a model: writes every token's hash, reads the whole context back, says the next token."""
+"""A runner without a model: writes every token's hash, reads the whole context back, chooses the next token."""
 
 from __future__ import annotations
 
