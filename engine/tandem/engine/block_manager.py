@@ -119,8 +119,8 @@ class BlockSpace:
         headroom_blocks: int,
         lefts: AbstractSequence[int] | None = None,
     ) -> tuple[Reserved, ...] | None:
-        """Pin the cached blocks of `hashes` and take the rest of `count` blocks, in every group, for `holder`, which
-        has none yet; without the first `lefts[i]` of group i, to which no token will attend. None, and nothing held, if
+        """Pin the cached blocks of `hashes` and allocate the rest of `count`. In every group, for `holder`, which has
+        none yet; without the first `lefts[i]` of group i, to which no token will attend. None, and nothing held, if
         fewer than `headroom_blocks` would be left in a group."""
         reserved = []
         for ledger, left in zip(self.ledgers, lefts or [0] * len(self.ledgers), strict=True):

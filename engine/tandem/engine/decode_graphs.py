@@ -67,7 +67,7 @@ class DecodeGraphs:
         self._captured: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 
     def takes(self, batch: StepBatch) -> bool:
-        """True if `batch` has one token of each of few enough sequences, and requests all their logits, in order."""
+        """True if `batch` is few enough sequences, one token each, with all logits requested in order."""
         count = len(batch.sequences)
         return (
             0 < count <= self.sizes[-1]

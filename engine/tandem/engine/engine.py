@@ -104,8 +104,8 @@ class Engine:
         return self._scheduler.running_sequences
 
     def has_turn_for(self, choices: int, arrival_s: float, reserved: int) -> bool:
-        """True if so many choices of a request that arrived then can run besides those that run, wait here and came
-        before, or are `reserved` (see `reserve_choices`): never more than `max_sequences` at once."""
+        """True if `choices` of a request that arrived at `arrival_s` can run now. Besides them: those that run, wait
+        here and came before, or are `reserved` (see `reserve_choices`): never more than `max_sequences` at once."""
         self.reserve_choices(reserved)
         return self._scheduler.has_turn_for(choices, arrival_s)
 
@@ -152,7 +152,7 @@ class Engine:
         tables: tuple[list[BlockId], ...],
         choices: tuple[ChoiceState, ...],
     ) -> None:
-        """Admit a request with complete prompt KV in `tables` (one a group), held by `holder`, to run now.
+        """Admit a request with complete prompt KV in `tables` (one a group), held by `holder`.
 
         `choices` has every choice with at least one output token, or finished. The blocks move to the request, those
         beyond the prompt are given back. Raises LedgerError or InternalError, with `holder` keeping its blocks.
@@ -358,7 +358,7 @@ class Engine:
         return None if begun is None else BegunStep(plan, batch, begun)
 
     def _overlap(self, begun: BegunStep) -> list[Sampled]:
-        """Begin the step behind `begun`, if one can be planned, and wait for the tokens of `begun` itself."""
+        """Begin the step behind `begun`, if it can be planned, and wait for the tokens of `begun`."""
         self._batch = begun.batch
         try:
             self._ahead = self._begin_behind(begun)

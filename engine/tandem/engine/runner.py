@@ -255,7 +255,7 @@ class ModelRunner:
         return PagedRows(tables=of.block_tables[0], lengths=of.context_lens, slots=step.slots[0])
 
     def _attends_to_all(self) -> bool:
-        """True on a CPU if every layer attends to the whole context, in one pool, with nothing but a scale."""
+        """True on a CPU if all layers attend to the whole context. In one pool, with nothing but a scale."""
         is_plain = self._softcap is None and not any(self._windows) and all(one is None for one in self._decoder.sinks)
         return self.device.type == "cpu" and is_plain and len(self.layout.groups) == 1 and self.config.latent is None
 

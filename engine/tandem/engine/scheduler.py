@@ -30,7 +30,7 @@ from tandem.engine.swapping import Swap
 
 @dataclass(slots=True)
 class StepItem:
-    """Tokens [start, end) of one sequence to compute, and the choices that sample from the last one's logits."""
+    """Tokens [start, end) of one sequence to compute. `takers` sample from the last one's logits."""
 
     state: RequestState
     sequence: Sequence
@@ -78,7 +78,7 @@ class Scheduler:
         self._running: list[RequestState] = []  # by age
         self._blocked: tuple[str, int] | None = None  # the request that found too few blocks, and how many there were
         self.is_starved = False
-        """True if the oldest running request found no block to grow into when the latest step was planned."""
+        """True if the oldest running request found no block to grow into in the latest plan."""
         self.reserved_sequences = 0
         """Choices that are to run here once their prompts' KV has come: admission leaves them room."""
 
@@ -102,7 +102,8 @@ class Scheduler:
         return sum(len(state.live) for state in self._running)
 
     def has_turn_for(self, choices: int, arrival_s: float) -> bool:
-        """True if so many more choices can run, besides those that run, are reserved, or wait here and came before."""
+        """True if so many more choices can run. Besides them: those that run, are reserved, or wait here and came
+        before."""
         older = sum(len(state.live) for state in self._waiting if state.age[0] <= arrival_s)
         ahead = self.running_sequences + self.reserved_sequences + older
         return not ahead or ahead + choices <= self._config.max_sequences
@@ -157,7 +158,8 @@ class Scheduler:
         self._space.release(state)
 
     def end_choice(self, state: RequestState, choice: int) -> None:
-        """Take out a choice of a request that goes on with others, if it has others and this one has not ended."""
+        """Take a choice out of a request that goes on with others. Nothing if it has no others, or this one has
+        ended."""
         sequence = next((s for s in state.live if s.choice == choice), None)
         if sequence is None:
             return
@@ -270,7 +272,7 @@ class Scheduler:
             yield heapq.heappop(heap)[-1]
 
     def _due_s(self, state: RequestState, now_s: float) -> float:
-        """Return the time when its prompt is due, by the rules of the queue and the present prefill speed."""
+        """Return the time when its prompt is due, by the queue's rules and the present prefill speed."""
         return self._queued(state, now_s).due_s
 
     def _queued(self, state: RequestState, now_s: float) -> QueuedWork:

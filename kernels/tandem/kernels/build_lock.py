@@ -27,8 +27,8 @@ class CompilerWatch:
 
     @contextmanager
     def told(self, tell: Callable[[bool], None]) -> Iterator[None]:
-        """During the block, `tell(True)` is called before the first of the compilers that run side by side, and
-        `tell(False)` after the last one, by the threads that wait for them, one at a time."""
+        """Report compiler runs during the block. `tell(True)` is called before the first of those that run side by
+        side, and `tell(False)` after the last one, by the threads that wait for them, one at a time."""
         with self._lock:
             before, self._tell = self._tell, tell
         try:

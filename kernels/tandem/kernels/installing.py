@@ -23,7 +23,7 @@ def sources() -> list[Path]:
 
 
 def install(say: Callable[[str], None]) -> list[Path]:
-    """Compile missing libraries side by side, remove those of older sources, and return the libraries that are there.
+    """Compile missing libraries side by side, remove those of older sources, and return all that are there.
 
     `say` receives a message for each kernel when it is done, with the reason if it could not be compiled: its callers
     then take another path.

@@ -112,8 +112,8 @@ def make(source: Path, library: Path) -> None:
 
 
 def _open(source: Path) -> ctypes.CDLL:
-    """Load the installed library, else one from a cache, else one compiled into a cache, else one compiled into a
-    directory that lives only until it is loaded."""
+    """Load a source's library. From the installation, else from a cache, else compiled into a cache, else compiled into
+    a directory that lives only until it is loaded."""
     if os.environ.get(ENVIRONMENT_VARIABLE) != "compile":
         with suppress(OSError):  # it is not there, or of another system
             return ctypes.CDLL(str(installed(source)))

@@ -27,7 +27,7 @@ class _Part:
 
 
 class _Group:
-    """The blocks that a ticket names of one group, and a mask of arrived cells for each, in the ticket's order."""
+    """A ticket's blocks of one group, and a mask of arrived cells for each, in the ticket's order."""
 
     def __init__(self, pool: PoolAccess, form: PayloadForm, blocks: tuple[BlockId, ...]) -> None:
         self.form, self.blocks = form, blocks

@@ -44,7 +44,7 @@ class DeviceRoom(ABC):
 
 
 class DevicePayload(ABC):
-    """One frame's payload at the receiver, on the thread that received it, for the time of the call."""
+    """One frame's payload at the receiver. Valid on the thread that received it, for the time of the call."""
 
     @abstractmethod
     def __len__(self) -> int: ...

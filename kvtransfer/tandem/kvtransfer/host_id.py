@@ -1,4 +1,4 @@
-"""Identifies this machine, so that a sender knows whether shared memory can work and clocks can be compared."""
+"""Identifies this machine. A sender thus knows whether shared memory can work and clocks can be compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Throughput of one link's transfers while it is busy, and whether it is far from the measured one. Pure.
+"""Measures the throughput of one link while it is busy, and compares it with the expected one. Pure.
 
 Busy: a job is being written (which waits while the window is full), or all of a transfer was written and the receiver
 has not answered yet. Time in which a prompt is computed and nothing is in flight does not count.
@@ -74,13 +74,13 @@ class LinkMeter:
             return self._rate_now() or self._last_rate
 
     def is_far_above(self, bytes_per_s: float) -> bool:
-        """True if it carried FAR times as much as a link of that speed would have while it was busy."""
+        """True if it carried FAR times as much as a link of that speed would have while busy."""
         with self._lock:
             busy_s = self._busy_now_s()
             return self._bytes >= ENOUGH_BYTES and 0 < FAR * busy_s * bytes_per_s < self._bytes
 
     def is_far_below(self, bytes_per_s: float, latency_s: float) -> bool:
-        """True if the link was busy FAR times as long as a link with these figures would have been."""
+        """True if it was busy FAR times as long as a link with these figures would have been."""
         with self._lock:
             busy_s = self._busy_now_s()
             is_enough = self._bytes >= ENOUGH_BYTES or self._transfers >= ENOUGH_TRANSFERS

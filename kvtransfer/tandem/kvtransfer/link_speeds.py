@@ -22,7 +22,7 @@ MARGIN = 1.25
 """A transport that stands later in the order must be faster by this factor: measurements are brief, and so noisy."""
 MAX_ROWS = 10_000
 SAME_S = 1.0
-"""A failure learned from others, this close to a known one, is the same one with another clock's error."""
+"""A failure learned from others, this close to a known one, is the same by another clock."""
 TURN_S = 2.0
 """Longest wait for a turn: a longer measurement talks to a worker that stands still, and moves no byte meanwhile."""
 _TURN_POLL_S = 0.1

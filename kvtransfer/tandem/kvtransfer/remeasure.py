@@ -1,4 +1,4 @@
-"""Decides when a kept link is measured again, and moves to another transport if that one is faster now."""
+"""Measures kept links again when due, and moves to another transport if that one is faster now."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Remeasure:
         self._others: threading.Thread | None = None
 
     def is_overdue(self) -> bool:
-        """True if the link has been far from its measurement for so long that it cannot wait to be idle."""
+        """True if the link has been too far from its measurement for too long to wait for idleness."""
         if not self._is_slow() and not self._is_fast():
             self._wrong_since_s = None
             return False

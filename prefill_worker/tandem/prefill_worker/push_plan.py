@@ -47,8 +47,8 @@ class PushPlan:
         self._is_open = True
 
     def source(self, push: Push) -> tuple[slice, int, int]:
-        """Return our logical blocks that hold the tokens of a push, the token of the first block at which it begins,
-        and its number of tokens.
+        """Return the source of a push: our logical blocks, the first token in the first of them, and the number of
+        tokens.
 
         Past the prompt's last block nothing is named: the receiver's last block is filled up with zeros.
         """

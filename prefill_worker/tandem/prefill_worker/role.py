@@ -91,7 +91,7 @@ class PrefillRole:
                 self._push(handover)
 
     def _begin(self, handover: Handover, part: PrefillSlice) -> None:
-        """Ask for the ticket of a request that left the queue, while its first chunk is being computed."""
+        """Ask for the ticket of a request that left the queue. Its first chunk is being computed meanwhile."""
         handover.start(self._shell.engine.layout, part.start)
         self._shell.outbox.phase(handover.tracked, Phase.PREFILL)
         if not handover.peer.worker:

@@ -1,4 +1,4 @@
-"""Paged attention with a result for a token that does not depend on the other tokens of the call."""
+"""Paged attention in which a token's result does not depend on the call's other tokens."""
 
 from __future__ import annotations
 

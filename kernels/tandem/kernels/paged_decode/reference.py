@@ -90,7 +90,8 @@ def _decode_batch(
 def _gather_ragged(
     layer_view: Tensor, block_table: Tensor, lens: list[int], first: list[int], spec: AttentionSpec, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gather blocks of sequences of different lengths, each from its own first block, with a mask of tokens to hide.
+    """Gather blocks of sequences of different lengths, with a mask of tokens to hide. Each begins at its own first
+    block.
 
     Values of hidden tokens must be numbers: unwritten memory may hold NaN, and 0 * NaN is NaN. Hence blocks past
     a sequence's end are replaced by one that is known to be full, and the rest of its last block becomes zero.

@@ -78,7 +78,7 @@ class QuantizedLinear:
 
     @property
     def takes_many(self) -> bool:
-        """True if the C code multiplies any number of rows with the numbers as they lie, in blocks of strips."""
+        """True if the C code multiplies any number of rows. It reads the numbers as they lie, in blocks of strips."""
         layout = self.weight.layout
         is_whole = layout is not None and layout.bits == 8 and layout.block == COLUMNS
         return is_whole and not prefers_onednn()
@@ -107,8 +107,7 @@ class QuantizedLinear:
         return self._multiply_by_code(GATED, x if x.stride(1) == 1 else x.contiguous(), layout, strips * COLUMNS)
 
     def _find(self, rows: int) -> tuple[Layout | None, Tensor | None]:
-        """Return the layout for the C code if it multiplies so many rows, and the packed tensor for oneDNN
-        otherwise."""
+        """Return the layout for the C code if it multiplies so many rows, else oneDNN's packed tensor."""
         weight = self.weight
         if weight.layout is None or rows <= self._few_rows:
             return weight.layout, weight.packed

@@ -25,7 +25,7 @@ def _tile(scores_ptr, start, vocab, TILE: tl.constexpr):
 
 @triton.jit
 def _smallest(scores_ptr, vocab, wanted, BY_COUNT: tl.constexpr, IS_STRICT: tl.constexpr, TILE: tl.constexpr):
-    """Return the smallest key up to which tokens (BY_COUNT) or their mass reach `wanted`, or pass it (IS_STRICT).
+    """Return the smallest key up to which tokens (BY_COUNT) or mass reach `wanted`, or pass it (IS_STRICT).
 
     31 bits: fifteen pairs and a single one; two of its three candidates are superfluous but never wrong.
     """

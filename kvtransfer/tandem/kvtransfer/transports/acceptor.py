@@ -1,4 +1,4 @@
-"""Accepts connections of a listening socket in one thread, and serves each in a thread of its own.
+"""Accepts a listening socket's connections in one thread, and serves each in its own.
 
 A connection that has not proven yet that it knows the cluster secret is a stranger. Strangers have a bound of their
 own, past which the oldest is closed: they cannot exhaust the listener for authenticated peers.

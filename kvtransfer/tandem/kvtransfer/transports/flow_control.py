@@ -76,7 +76,7 @@ class ReceiverCredit:
 
 
 class RingCredit:
-    """Position up to which a shared ring is free again, and whether the sender must be notified now.
+    """Tracks the freed position of a shared ring, and when the sender must be notified.
 
     The largest payload, the bytes skipped before it at the ring's end, and the unreported ones fit into the ring
     together: a sender that waits for memory is always notified.

@@ -192,7 +192,7 @@ class _Inbound:
             first.sendall(reply_message(reply))
 
     def _say_last(self, reply: Reply) -> None:
-        """Send if the sender takes it, without waiting for one that reads nothing, neither here nor with a reply."""
+        """Send if the sender takes it, without waiting for one that reads nothing. Neither here nor with a reply."""
         first = self._sockets.get(0)
         if first is None:
             return
