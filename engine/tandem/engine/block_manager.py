@@ -180,7 +180,7 @@ class BlockSpace:
         self.fork(state, leader)
 
     def extend(self, state: RequestState, sequence: Sequence, end: int) -> list[BlockCopy] | None:
-        """Make room for tokens [computed, end): new blocks, and copies where the first block is seen by others.
+        """Make room for tokens [computed, end): new blocks, and copies where the first block is shared.
 
         None if a group has too few blocks (nothing changed).
         """

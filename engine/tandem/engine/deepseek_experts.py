@@ -38,7 +38,7 @@ def deepseek_v3_experts(raw: Fields, layers: int) -> ExpertsConfig | None:
 
 
 def unused_layers(raw: Fields) -> int:
-    """Layers behind the last one, which foretell more than one token."""
+    """Number of layers behind the last one, which predict more than one token."""
     return max(_count(raw, "num_nextn_predict_layers"), _count(raw, "num_mtp_layers"))
 
 

@@ -84,13 +84,13 @@ class Engine:
 
     @property
     def is_short_of_blocks(self) -> bool:
-        """True while a preempted request waits to return, or the oldest running one cannot grow: blocks that come back
-        are theirs first."""
+        """True while a preempted request waits to return, or the oldest running one cannot grow. Freed blocks are for
+        these first."""
         return self._scheduler.has_preempted or self._scheduler.is_starved
 
     @property
     def is_starved(self) -> bool:
-        """True while the oldest running request cannot grow, though it took what younger ones had."""
+        """True while the oldest running request cannot grow, even after it preempted younger ones."""
         return self._scheduler.is_starved
 
     @property
@@ -110,8 +110,7 @@ class Engine:
         return self._scheduler.has_turn_for(choices, arrival_s)
 
     def reserve_choices(self, count: int) -> None:
-        """Reserve turns for so many choices, in all, that are to come by `add_prefilled`; admission leaves them
-        room."""
+        """Reserve turns for so many choices, in all, that are to come by `add_prefilled`. Admission keeps them free."""
         self._scheduler.reserved_sequences = count
 
     def make_way(self, arrival_s: float, needs: AbstractSequence[int]) -> list[str]:

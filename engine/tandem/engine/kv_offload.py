@@ -30,7 +30,8 @@ class PoolCopies:
 
     @torch.inference_mode()
     def save(self, group: int, blocks: Sequence[int]) -> Tensor | None:
-        """`[n, group_layers, planes, heads_local, block_tokens, width]` in host memory; None if that has no room."""
+        """Copy to `[n, group_layers, planes, heads_local, block_tokens, width]` in host memory; None if that is
+        full."""
         pool, ids = self._pools[group], self._ids(group, blocks)
         try:
             host = torch.empty((len(ids), *pool.shape[1:]), dtype=pool.dtype, pin_memory=pool.is_cuda)

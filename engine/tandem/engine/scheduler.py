@@ -80,7 +80,7 @@ class Scheduler:
         self.is_starved = False
         """True if the oldest running request found no block to grow into in the latest plan."""
         self.reserved_sequences = 0
-        """Choices that are to run here once their prompts' KV has come: admission leaves them room."""
+        """Choices that are to run here once their prompts' KV has come; admission keeps turns for them."""
 
     @property
     def has_work(self) -> bool:
@@ -247,7 +247,7 @@ class Scheduler:
         is_closed = bool(plan.preempted)
         for state in self._queue(prefilling, now_s):
             if state.place is Place.WAITING:
-                # The first that finds no room keeps younger ones out, or it would starve.
+                # The first for which there is no room keeps younger ones out, or it would starve.
                 is_closed = is_closed or not self._admit(state, plan)
                 if is_closed:
                     if not prefilling:

@@ -195,8 +195,8 @@ def score_factors(scale: float, softcap: float | None) -> tuple[float, float]:
 
 
 def merge_splits(partial: Tensor, statistics: Tensor, sinks: Tensor | None, out: Tensor) -> None:
-    """Write to `out` [batch, heads, width] what splits make together: fp32 `partial` [batch, heads, splits, width], not
-    divided by their totals, and `statistics` [batch, heads, splits, 2], each split's maximum and total."""
+    """Merge splits into `out` [batch, heads, width]: fp32 `partial` [batch, heads, splits, width], not divided by their
+    totals, and `statistics` [batch, heads, splits, 2], each split's maximum and total."""
     batch, heads, splits, width = partial.shape
     _reduce_kernel[(batch * heads,)](
         partial, statistics, out if sinks is None else sinks, out, splits, Q_HEADS=heads,

@@ -65,8 +65,8 @@ class Outgoing:
         return group in self._dest_blocks and blocks <= self._dest_blocks[group]
 
     def frame(self, kind: FrameKind, dest_rank: Rank, **fields: Any) -> Frame:
-        """A frame of this transfer; `fields` are those that only data frames have. To add them afterwards would make
-        each frame twice, which is 5 % of what a frame over TCP takes."""
+        """Make a frame of this transfer; `fields` are those that only data frames have. Adding them afterwards would
+        make each frame twice, which is 5 % of the time of a frame over TCP."""
         ticket = self.ticket
         return Frame(
             kind=kind, transfer=ticket.transfer, attempt=ticket.attempt, source_incarnation=ticket.sender_incarnation,

@@ -22,7 +22,7 @@ FIRST_ROUND_BYTES = 64 << 10
 MOST_BYTES = 16 << 20
 MOST_S = 0.04
 LAST_ROUNDS = 2
-"""The largest ones count: small ones fit into caches and buffers, and one alone may meet a busy moment."""
+"""Last rounds, the largest, that count: small ones fit into caches, and one alone may hit a busy moment."""
 ANSWER_TIMEOUT_S = patient(3.0)
 _PATTERN = bytes(range(256)) * 4096
 

@@ -306,7 +306,7 @@ class Intake:
                 return payload.scatter(pool, frame.blocks, frame.layers, frame.heads, frame.checksum)
         if isinstance(payload, DevicePayload):
             crc, own = payload.checksum(frame.checksum), None
-        else:  # a copy: what is decoded is what was summed, even if the sender still writes where it came from
+        else:  # a copy: the decoded bytes are the summed ones, even if the sender still writes their source
             own = self._room("payload", len(payload))
             crc = kv_codec.copy(payload, own)
         if frame_checks.is_intact(frame, crc):

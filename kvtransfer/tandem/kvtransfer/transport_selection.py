@@ -67,7 +67,7 @@ class Survey:
             if len(self._options) == 1 and self._unknown():
                 with self._turn(), contextlib.suppress(LinkClosedError):  # its owner notices, and ends the line
                     if self._unknown():
-                        with patience(2 * ANSWER_TIMEOUT_S, line.link.close):  # room has no bound of its own
+                        with patience(2 * ANSWER_TIMEOUT_S, line.link.close):  # `reserve` has no bound of its own
                             self.measure_line(candidate, line)
             return self._chosen(candidate, line)
         raise LinkClosedError("; ".join(self._failures(self._options)) or "the link was closed")

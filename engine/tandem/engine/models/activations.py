@@ -1,4 +1,4 @@
-"""The activations between an MLP's products: gate and up to what down takes."""
+"""The activations between an MLP's products: from gate and up to the input of down."""
 
 from __future__ import annotations
 

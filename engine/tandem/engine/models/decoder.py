@@ -131,8 +131,8 @@ class Decoder:
         return size + self.embedding.tensor.nbytes if is_copied else size  # packed for the head, and as a table
 
     def load(self, model_dir: Path, *, device: str = "cpu", on_read: Callable[[], None] = lambda: None) -> None:
-        """Read this rank's weights, call `on_read`, and prepare them for `device`; raises ModelError (see
-        `load_weights`). Layers are no longer joined, for these are other ones."""
+        """Read this rank's weights, call `on_read`, and prepare them for `device`. Raises ModelError (see
+        `load_weights`). Layers are no longer joined, because they are new ones."""
         self._joined = None
         ignored, layers = ["lm_head.weight"] if self.config.is_tied else [], self.config.layers
         unused = tuple(f"model.layers.{layer}." for layer in range(layers, layers + self.config.unused_layers))
@@ -156,8 +156,8 @@ class Decoder:
             self._to_logits = self._linear(self.head, None)
 
     def join_layers(self, views: Sequence[Tensor], scale: float) -> bool:
-        """Let few rows pass all layers in one call, where there is code for that and all attend to everything with
-        this `scale`, over `views` of one pool (see `paged_decode`); whether there is. After `load`."""
+        """Let few rows pass all layers in one call, over `views` of one pool (see `paged_decode`). True where there is
+        code for that and all layers attend to everything with this `scale`. Call it after `load`."""
         has_one_rope = len({layer.rope for layer in self._steps}) == 1
         self._joined = join([layer.row for layer in self._steps], views, scale) if has_one_rope else None
         return self._joined is not None
@@ -366,7 +366,7 @@ class Decoder:
         return self._added_up(self._linear(weight, bias if self._group.rank == 0 else None))
 
     def _added_up(self, part: Linear) -> Linear:
-        """The sum of what `part` is on every rank."""
+        """Sum `part` over the ranks."""
         if self._tp_size == 1:
             return part
         add_up = self._group.all_reduce_
@@ -445,7 +445,7 @@ class _Layer:
         return q, k, v
 
     def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
-        """The residual stream after this layer, written over `x` [T, hidden]; `mixed` is what attention answered."""
+        """The residual stream after this layer, written over `x` [T, hidden]; `mixed` is attention's answer."""
         if self.row is not None and x.shape[0] <= self.row.most_rows:
             return self.row.behind(x, mixed)
         answers = mixed.flatten(1) if self.latent is None else self.latent.answers(mixed)

@@ -1,7 +1,7 @@
 """Multi-head latent attention (DeepSeek-V2, Liu et al. 2024, section 2.1), beside the common parts of `decoder.py`.
 
 Keys and values of all heads are made of one latent a token, and one key that turns with its position is shared by all
-heads; the two, side by side, are what is cached. The products that would make keys and values of latents are applied to
+heads; the two, side by side, are cached. The products that would make keys and values of latents are applied to
 queries and answers instead (the paper's absorption), so that every query attends to the cached rows as they are:
 
     score   = (plain · Wk) · latent + turned · shared key        Wk [plain, rank] and Wv [rank, value] of a head

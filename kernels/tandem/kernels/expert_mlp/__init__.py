@@ -15,7 +15,7 @@ __all__ = ["ExpertWeights", "Gate", "expert_mlp"]
 def expert_mlp(
     x: Tensor, chosen: Tensor, shares: Tensor, experts: ExpertWeights, *, backend: str | None = None
 ) -> Tensor:
-    """The sum of what each token's experts answer, by the token's shares: share · down(activation(gate_up(x))).
+    """Sum each token's expert answers, by the token's shares: share · down(activation(gate_up(x))).
 
     x: `[tokens, hidden]` in the dtype of the weights; chosen: int64 `[tokens, per_token]`, experts from 0 to count - 1,
     none twice in a row; shares: fp32 `[tokens, per_token]`.

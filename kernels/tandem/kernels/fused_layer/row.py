@@ -22,12 +22,13 @@ from tandem.kernels.quantized_linear import QuantizedLinear
 
 LIBRARY = CpuLibrary(Path(__file__).with_name("cpu.c"), "tandem_dense_row")
 MOST_ROWS = 32
-"""Of a call, where there is no matrix unit; with one only single rows come here, and it takes the others. Weights of
+"""Most rows of a call without a matrix unit; with one only single rows come here, and it takes the others. Weights of
 8 bits take any number without one."""
 _MOST_NUMBERS = 1 << 16
-"""Of a row, for threads keep copies on their stacks."""
+"""Most numbers of a row, because threads keep copies on their stacks."""
 _MOST_TOGETHER = 1 << 20
-"""Of all rows of a call: quantised ones lie there at a byte a number, and a stack may have no more than 2 MiB."""
+"""Most numbers of all rows of a call: quantised ones lie there at a byte a number, and a stack may have no more than
+2 MiB."""
 _LANES = 16
 _CPU = torch.device("cpu")
 _Product = PackedLinear | QuantizedLinear
@@ -36,7 +37,7 @@ _NORM_OUT, _NORM_ROWS, _NORM_FIELDS = 3, 4, 8
 _PRODUCT_FIELDS = 20
 """Of `struct linear` in cpu.c: which kind it is, and as many as the larger kind has."""
 _NUMBERS = 1 + 14
-"""The place of the room for quantised rows among them."""
+"""Index of the memory for quantised rows among them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ def gather(
 def scatter(
     pool: memoryview, shape: PoolShape, blocks: Sequence[int], layers: range, heads: range, payload: memoryview
 ) -> int:
-    """See `kv_wire.scatter`. Summed is what was written: the payload may lie in memory that its sender still writes."""
+    """See `kv_wire.scatter`. The checksum is of the written bytes: the payload's sender may still write its memory."""
     at = crc = 0
     for start, size in _runs(shape, blocks, layers, heads):
         pool[start : start + size] = payload[at : at + size]

@@ -97,7 +97,7 @@ class QuantizedLinear:
         return self._multiply_many(x, packed)
 
     def gated(self, x: Tensor) -> Tensor:
-        """`silu_mul` of what a call answers, to the last bit: `[rows, columns / 2]`."""
+        """`silu_mul` of a call's result, to the last bit: `[rows, columns / 2]`."""
         strips, threads = self.weight.columns // (2 * COLUMNS), torch.get_num_threads()
         is_shared_out = self.has_strips and (strips % threads == 0 or strips >= _MANY_STRIPS * threads)
         is_ours = x.shape[0] <= self._few_rows or not prefers_onednn()
@@ -121,7 +121,7 @@ class QuantizedLinear:
 
     def product(self, x: int, out: int, rows: int, x_stride: int, scratch: int = 0) -> tuple[int, ...]:
         """The fields of `struct quantized` in product.h, for rows at the address `x`, a result at `out` and
-        `scratch_bytes` of room at `scratch`, on one thread."""
+        `scratch_bytes` of memory at `scratch`, on one thread."""
         return self._product_with(self.weight.layout, x, out, rows, x_stride, scratch)
 
     def _product_with(

@@ -26,7 +26,7 @@ MOST_INNER = 1 << 16
 PRODUCT, GATED, ROWS, SCALE, SCALE_BF16, BYTES, NIBBLES, UNPACK = range(8)
 """Operations of the C code."""
 COLUMNS = 64
-"""Of a block of 4 bits, and of what the C code gates at a time."""
+"""Columns of a block of 4 bits, and of the part that the C code gates at a time."""
 _GROUP_BYTES = COLUMNS + COLUMNS * GROUP // 2
 _BLOCKS = (64, 48, 32, 16)
 _SAMPLES = 16
@@ -110,7 +110,7 @@ class QuantizedWeight:
 
 
 class Unpacked:
-    """Room for one weight of 4 bits a shape, as 8 bits in oneDNN's form, shared by all of that shape.
+    """Memory for one weight of 4 bits a shape, as 8 bits in oneDNN's form, shared by all of that shape.
 
     Made when it is first asked for. One thread at a time may use it.
     """

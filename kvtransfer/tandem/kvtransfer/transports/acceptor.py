@@ -17,7 +17,7 @@ from tandem.core.logs import event
 RETRY_S = 0.1
 """Pause after connections could not be taken, for want of descriptors or memory."""
 MAX_STRANGERS = 1024
-"""Far more than a burst of honest ones: 64 ranks that dial at once with 16 sockets each."""
+"""Far more than a burst of legitimate ones: 64 ranks that dial at once with 16 sockets each."""
 Serve = Callable[[socket.socket, Callable[[], None]], None]
 """Called with a connection, and with the function to call once its peer is authenticated; that raises OSError if there
 are too many links."""
@@ -25,9 +25,9 @@ _log = logging.getLogger(__name__)
 
 
 class Acceptor:
-    """`serve` runs on a connection's own thread and owns it until it returns; at most `limit` that are no strangers.
+    """`serve` runs on a connection's own thread and owns it until it returns; at most `limit` that are authenticated.
 
-    What `serve` raises ends its connection alone: an OSError is logged as a refusal, anything else with its traceback.
+    An exception of `serve` ends its connection alone: an OSError is logged as a refusal, others with their traceback.
     """
 
     def __init__(self, listening: socket.socket, serve: Serve, *, transport: str, limit: int) -> None:

@@ -82,7 +82,7 @@ class CollectiveLink:
             with patience(RENDEZVOUS_S, control.hang_up):  # a timeout alone begins anew with every byte
                 link = cls(transport, control, connect(control, SENDER_RANK, size))
             control.set_timeout(None)
-        except (OSError, MalformedFrameError, RuntimeError) as error:  # or no thread to be had
+        except (OSError, MalformedFrameError, RuntimeError) as error:  # or no thread available
             control.release()
             raise LinkClosedError(str(error)) from error
         return link

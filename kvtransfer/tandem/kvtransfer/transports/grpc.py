@@ -159,7 +159,7 @@ class GrpcLink:
 def pack_messages(outbox: queue.SimpleQueue[Part | None]) -> Iterator[bytes]:
     """Messages of the parts in `outbox`, until None; for gRPC's thread, which asks for the next when one has left.
 
-    What waits meanwhile goes together, as long as there is one payload in it and the heads find room before that.
+    Parts that wait meanwhile go together, as long as there is one payload among them and the heads fit before it.
     """
     part = outbox.get()
     while part is not None:

@@ -1,4 +1,4 @@
-"""A ring of shared memory: the receiver creates and owns it, the sender fills it, positions count bytes for ever.
+"""A ring of shared memory, created and owned by the receiver, filled by the sender. Positions are growing byte counts.
 
 position % size:  0        freed            head        size
                   │ free   │ under way      │ free      │ word │   a payload never wraps: what does not fit before

@@ -1,4 +1,4 @@
-"""Places payloads in a ring that each end of a link keeps its own copy of: positions count bytes for ever.
+"""Places payloads in a ring; each end of a link keeps its own copy. Positions are byte counts that only grow.
 
 Both ends place the same payloads in the same order by the same rule, so only freed positions are sent: a payload never
 wraps; one that does not fit before the end starts at 0 and the rest is skipped.

@@ -6,7 +6,7 @@ sender                                        receiver
   │ ◀────────── answer, ring's descriptor ────  │
   │ ═══ payload into the ring ════════════════  │
     │ ─────────── ring position, header ────────▶ │   the message is the wake-up: no polling
-  │ ◀── position freed, a word behind the ring   │   read by a sender that is short of room, before it waits
+    │ ◀── position freed, a word behind the ring   │   read by a sender that is short of memory, before it waits
   │ ◀────────── reply, position freed ────────  │   bundled; wakes a sender that waits
 """
 

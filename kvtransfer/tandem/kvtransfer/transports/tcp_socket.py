@@ -14,8 +14,8 @@ from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S, LinkClosedError, P
 from tandem.kvtransfer.transports.handshake import MAX_HELLO_BYTES, Admission, Introduction
 
 LOST_AFTER_S = int(patient(2))
-"""An idle link is probed after a second without a packet; one second later it is lost. What was sent and is not
-acknowledged, or finds no room at the receiver, for so long ends the link too. Both are kept below the LEASE_S of
+"""An idle link is probed after a second without a packet; one second later it is lost. Bytes that were sent and are
+not acknowledged, or do not fit at the receiver, for so long end the link too. Both are kept below the LEASE_S of
 the control channel, and must stay whole seconds: the system checks an idle link once a second."""
 _MOST_PROBES = 127
 _MESSAGE = struct.Struct("<H")
