@@ -1,4 +1,4 @@
-"""Numbers between host and device without waiting for what the device computes. On a CPU they are tensors as any."""
+"""Copies numbers between host and device without waiting for the device's work. On a CPU they are plain tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def upload(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """`values` as a tensor [n] on `device`; from pinned memory, for a copy from any other waits for the stream."""
+    """Upload `values` as a tensor [n] on `device`. From pinned memory, because other copies wait for the stream."""
     if device.type == "cpu":
         return torch.tensor(values, dtype=dtype)
     return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
@@ -29,7 +29,7 @@ class Download:
             self._done.record()
 
     def wait(self) -> tuple[Tensor, ...]:
-        """The tensors on the host, once they are there. Raises what went wrong on the device."""
+        """Return the tensors on the host, once they are there. Raises an error of the device."""
         if self._done is not None:
             self._done.synchronize()
         return self._tensors

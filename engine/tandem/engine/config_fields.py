@@ -1,4 +1,4 @@
-"""Typed access to a parsed `config.json`. Every complaint names the file and the field. Imports no torch."""
+"""Typed access to a parsed `config.json`. Every error names the file and the field. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tandem.core.errors import ModelError
 
 
 class Fields:
-    """The fields of one JSON object. What is null counts as absent: both take the default."""
+    """The fields of one JSON object. A null counts as absent: both take the default."""
 
     def __init__(self, values: dict[str, Any], path: Path) -> None:
         self.values, self.path = values, path

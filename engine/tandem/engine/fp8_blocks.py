@@ -1,4 +1,4 @@
-"""Reading weights that are stored as FP8 numbers in blocks with a scale each: `name`, and `name_scale_inv`.
+"""Reads weights that are stored as FP8 numbers in blocks with a scale each: `name`, and `name_scale_inv`.
 
 DeepSeek-V3, section 3.3.2: a block of 128 x 128 numbers of a matrix is multiplied by one fp32 number. It must not know
 about files or ranks.

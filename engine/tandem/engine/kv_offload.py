@@ -1,5 +1,5 @@
-"""Copies blocks of the KV pools to host memory and back, a few at a time: what is gathered of them on the device takes
-memory there, too."""
+"""Copies blocks of the KV pools to host memory and back, a few at a time: gathering them on the device takes memory
+there, too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tandem.kernels.kv_blocks import gather_blocks, scatter_blocks
 
 _log = logging.getLogger(__name__)
 PIECE_BYTES = 16 << 20
-"""Gathered on the device at once."""
+"""Bytes gathered on the device at once."""
 
 
 class PoolCopies:

@@ -1,4 +1,4 @@
-"""How much of a prompt is cached in every KV group at once. Reads ledgers, holds nothing.
+"""Finds the longest prefix of a prompt that is cached in every KV group. Reads ledgers, holds nothing.
 
 whole context   every block before the hit's end must be here
 window          those that the first token behind the hit attends to, no others
@@ -19,9 +19,10 @@ from tandem.core.ledger import BlockLedger
 def longest_hit(
     ledgers: Sequence[BlockLedger], specs: Sequence[KVGroupSpec], hashes: Sequence[BlockHash], *, is_whole: bool
 ) -> int:
-    """Leading blocks of `hashes` that need not be computed; `is_whole`: all of them are wanted, also behind windows."""
+    """Leading blocks of `hashes` that need not be computed; `is_whole`: all of them must be here, also behind
+    windows."""
     count, before = len(hashes), -1
-    while count != before:  # what one group lacks may end the hit where another one lacks something, too
+    while count != before:  # a block that one group lacks may end the hit where another one lacks one, too
         before = count
         for ledger, spec in zip(ledgers, specs, strict=True):
             if is_whole or spec.window is None:
@@ -32,7 +33,7 @@ def longest_hit(
 
 
 def _longest_in_window(ledger: BlockLedger, spec: KVGroupSpec, hashes: Sequence[BlockHash], count: int) -> int:
-    """The largest number up to `count` of which all blocks are here that a token behind them attends to."""
+    """The largest hit up to `count` with all blocks here to which a token behind it attends."""
     index = count
     while index > spec.first_needed(count * spec.block_tokens):
         index -= 1

@@ -1,4 +1,4 @@
-"""One step as a runner takes it: plain lists. Imports no torch, so that a runner without it can be driven too."""
+"""One step as input of a runner: plain lists. Imports no torch, so that a runner without it can be driven too."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class StepBatch:
     """Tokens of all sequences one after the other: decode sequences (one query token) first, then prefill chunks.
 
     `positions[i]` is the position of `token_ids[i]` in its sequence; `logit_rows` are indices into `token_ids`, in
-    the order in which their logits are wanted.
+    the requested order of their logits.
     """
 
     token_ids: list[int]
@@ -33,7 +33,7 @@ class StepBatch:
     logit_rows: list[int] = field(default_factory=list)
 
     def counts(self) -> dict[str, int]:
-        """How much it is, for logs. Any thread."""
+        """Counts of the batch, for logs. Any thread."""
         decodes = sum(sequence.query_tokens == 1 for sequence in self.sequences)
         return {
             "decodes": decodes,

@@ -1,4 +1,4 @@
-"""Over how many ranks a model can be split, and why not over others. Imports no torch: `clusterctl up` may ask it."""
+"""Checks over how many ranks a model can be split, with reasons. Imports no torch: `clusterctl up` may call it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SPOKEN_SIZES = f"{', '.join(map(str, TP_SIZES[:-1]))} or {TP_SIZES[-1]}"
 
 
 def tp_refusal(config: ModelConfig, tp: int) -> str:
-    """Why the model cannot be split over `tp` ranks; "" if it can. The vocabulary always fits: it is padded."""
+    """Return why the model cannot be split over `tp` ranks; "" if it can. The vocabulary always fits: it is padded."""
     if tp not in TP_SIZES:
         return f"a worker has {SPOKEN_SIZES} ranks"
     if config.heads % tp:

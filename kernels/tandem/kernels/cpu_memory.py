@@ -1,4 +1,4 @@
-"""How this process's memory is kept: large temporary tensors, weights that every step reads, and pools of KV.
+"""Settings of this process's memory: large temporary tensors, weights that every step reads, and pools of KV.
 
 Owns calls to the C library. glibc hands freed megabytes back to the system and faults them in again, page by page,
 at the next step: paged decode of 8 sequences of 512 tokens in fp32 took 2.1 ms that way and 0.3 ms without.
@@ -68,9 +68,9 @@ def back(address: int, size: int) -> bool:
 
 
 def collect_into_huge_pages(address: int, size: int) -> bool:
-    """Move `size` bytes at `address` into pages of 2 MiB, at once; what shares the outermost pages goes along.
+    """Move `size` bytes at `address` into pages of 2 MiB, at once; neighbours in the outermost pages move along.
 
-    For what is read from end to end at every step, such as weights: memory's speed is reached in large pages alone.
+    For data that is read from end to end at every step, such as weights: only large pages reach memory's speed.
     Contents and addresses stay. Returns False where the system has no such pages left, or no such call, and for less
     than a page, which costs speed alone. Any thread may call it.
     """

@@ -1,4 +1,4 @@
-"""How the Triton kernels cut their work: every tile, warp and stage count, by shape alone. Pure; imports no Triton.
+"""Tile sizes, warps and stages of the Triton kernels, by shape alone. Pure; imports no Triton.
 
 There is no search at run time: it costs minutes at a start, and a CUDA graph would keep whatever it found first. The
 numbers follow from shared memory, registers and public measurements; none has been tuned on a device by this project.
@@ -14,7 +14,7 @@ CHOOSE_TILE, CHOOSE_WARPS = 4096, 16
 """Scores of a row that its program takes at a time when it draws a token, and its warps: three sums in float64 for each
 of 8 numbers a thread stay in registers."""
 SORT_TILE = 1024
-"""Choices of experts that a program looks at at a time."""
+"""Choices of experts that a program reads at a time."""
 EXPERT_TILES = {16: (64, 128, 4, 3), 64: (64, 64, 4, 3), 128: (128, 64, 8, 3)}
 """Products of experts, where an expert has so many rows on the average: (columns of gate and as many of up, numbers a
 step, warps, stages). Few rows read weights, many are products: 128 by 256 in 8 warps fill half the registers."""

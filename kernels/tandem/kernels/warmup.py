@@ -1,4 +1,4 @@
-"""All C code that a step on the CPU may run, loaded at start: no request waits for a compiler."""
+"""Loads at start all C code that a step on the CPU may run: no request waits for a compiler."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ LIBRARIES: tuple[CpuLibrary, ...] = (
 
 
 def prepare() -> bool:
-    """Load everything, and compile side by side what was not yet, which takes seconds; whether all is available."""
+    """Load everything, compiling side by side where needed, which takes seconds. True if all is available."""
     with ThreadPoolExecutor(len(LIBRARIES)) as pool:
         return all(list(pool.map(CpuLibrary.is_available, LIBRARIES)))

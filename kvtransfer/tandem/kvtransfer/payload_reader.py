@@ -1,4 +1,4 @@
-"""Reading what a frame carries out of a source pool, in its receiver's form. Knows no transfer, no link."""
+"""Reads a frame's payload out of a source pool, in its receiver's form. Knows no transfer, no link."""
 
 from __future__ import annotations
 

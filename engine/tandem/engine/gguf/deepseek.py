@@ -1,7 +1,7 @@
-"""Metadata of DeepSeek's files, `deepseek2`, in the words of a config.json. Imports no torch.
+"""Metadata of DeepSeek's files, `deepseek2`, as fields of a config.json. Imports no torch.
 
-Files of two ages: as llama.cpp computes today, with one KV head as wide as what is cached, the heads' own widths in
-`…_mla` and `attn_kv_b` in two pieces; and as it did before, with the heads' widths alone and `attn_kv_b` whole.
+Files have two versions: as llama.cpp computes today, with one KV head as wide as a cached row, the heads' own widths
+in `…_mla` and `attn_kv_b` in two pieces; and as it did before, with the heads' widths alone and `attn_kv_b` whole.
 """
 
 from __future__ import annotations

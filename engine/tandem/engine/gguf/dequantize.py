@@ -1,4 +1,4 @@
-"""Numbers out of the blocks that GGUF files store, equal to the bit to what `gguf.quants` makes of them.
+"""Converts the blocks that GGUF files store to numbers, equal to the bit to the results of `gguf.quants`.
 
     blocks   uint8 [n, bytes of a block]      numbers   fp32 [n, numbers of a block]
 
@@ -128,7 +128,8 @@ def _iq4_xs(blocks: Tensor) -> Tensor:
 
 
 def _mxfp4(blocks: Tensor) -> Tensor:
-    """The scale is a power of two; half of it, for the table is doubled. The two least are no normal fp32 numbers."""
+    """The scale is a power of two, halved because the table is doubled. The two smallest are not normal fp32
+    numbers."""
     exponents = blocks[:, :1].int()
     bits = torch.where(exponents < 2, 0x00200000 << exponents, (exponents - 1).clamp(0) << 23)
     return bits.view(torch.float32) * _from_table(_E2M1_DOUBLED, _fields(blocks[:, 1:], 4, 16))

@@ -2,12 +2,12 @@
 
 Each token has a 64-bit hash, chained from the hash that is *read back* from the slot of the token before. It is written
 into the token's KV slot of every layer, plane and head, each in its own disguise. The next token is a function of a
-digest over the KV of the whole context, read back through the block tables: whatever is wrong, stale, missing,
-misplaced or half there changes the answer. Block size, chunking, batching, TP and KV dtype do not.
+digest over the KV of the whole context, read back through the block tables: any wrong, stale, missing, misplaced or
+partial block changes the answer. Block size, chunking, batching, TP and KV dtype do not.
 
-    arithmetic  the hashes, the digest, the choice of a token; the oracle, which knows no blocks
+    arithmetic  the hashes, the digest, the choice of a token; the oracle, which uses no blocks
     content     a hash as floats that survive float32 ↔ bfloat16 ↔ float16 exactly (a lossy codec changes answers)
     pool        one KV group on one rank: writing slots, judging blocks
-    exchange    ranks lay their digests together (the only importer of torch, for gloo)
+    exchange    gathers the ranks' digests (the only importer of torch, for gloo)
     runner      the engine's `Runner`, with modelled durations
 """

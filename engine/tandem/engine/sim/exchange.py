@@ -1,4 +1,4 @@
-"""Lays the digests of all ranks together: each rank has judged its own heads, the token depends on every one.
+"""Gathers the digests of all ranks: each rank has judged its own heads, the token depends on every one.
 
 With all blocks good every rank has the same digests, whatever heads it holds, so neither TP nor repeated heads count.
 Imports torch inside `gather`, with several ranks only.

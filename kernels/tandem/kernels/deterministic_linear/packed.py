@@ -1,4 +1,4 @@
-"""A weight in bfloat16 that C code multiplies rows with, each as if it were alone."""
+"""A weight in bfloat16 that C code multiplies with rows, each as if it were alone."""
 
 from __future__ import annotations
 

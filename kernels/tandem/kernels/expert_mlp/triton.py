@@ -4,8 +4,8 @@
     sorted   pairs by expert, those of an expert in rising order:  | expert 0 | expert 1 |     | expert 3 | …
     tiles    of ROWS sorted pairs of one expert, the last of each in part empty
 
-How many tiles there are is known on the device alone, so the grid has as many as there could be: programs of the last
-ones find no expert and end. A program finds its expert by adding up the tiles of those before it.
+The number of tiles is known on the device alone, so the grid has the possible maximum: programs of the last ones find
+no expert and end. A program finds its expert by adding up the tiles of those before it.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -25,7 +25,7 @@ _KINDS = {SILU: 0, GELU_TANH: 1, CLAMPED: 2}
 
 @triton.jit(do_not_specialize=["pairs"])
 def _sort_kernel(chosen_ptr, order_ptr, starts_ptr, pairs, COUNT: tl.constexpr, TILE: tl.constexpr):
-    """One program an expert: where its pairs begin, and which they are. Stable, and the same in every run."""
+    """One program an expert: sort its pairs, and store where they begin. Stable, and the same in every run."""
     expert = tl.program_id(0)
     below = tl.zeros([TILE], tl.int32)
     for first in range(0, pairs, TILE):
@@ -66,7 +66,7 @@ def _sigmoid(x):
 
 @triton.jit
 def _activate(gate, up, alpha, limit, KIND: tl.constexpr):
-    """fp32 gate and up to what down takes, by `_KINDS`."""
+    """fp32 gate and up to the input of down, by `_KINDS`."""
     if KIND == 2:
         gate = tl.minimum(gate, limit)
         up = tl.minimum(tl.maximum(up, -limit), limit) + 1.0

@@ -24,7 +24,7 @@ _MAX_BLOCKS, _TABLE_STRIDE = _DECODE + 12, _DECODE + 14
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedRows:
-    """Where the KV of sequences is, of each of which a row is the last token.
+    """KV places of sequences; each row is the last token of one.
 
     tables: int32 `[rows, blocks]`; lengths: int32 `[rows]`, tokens with the row's own; slots: int64 `[rows]`, where the
     KV of that one goes, block · block_tokens + offset. Lengths and slots are contiguous.
@@ -36,7 +36,7 @@ class PagedRows:
 
 
 class DenseLayers:
-    """Made by `join`. Owns memory for what lies between; one thread may use it, with as many as torch has at work.
+    """Made by `join`. Owns memory for intermediate results; one thread may use it, with as many as torch has at work.
 
     A call takes up to `most_rows` rows.
     """

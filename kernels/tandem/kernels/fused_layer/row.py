@@ -1,7 +1,7 @@
 """A dense decoder layer's work on few rows, before and behind its attention: two calls instead of ten.
 
-Torch's way with the same parts is the specification (`rms_norm`, `PackedLinear`, `rotate`, `silu_mul`): the numbers are
-rounded at the same places. For bfloat16 on a CPU with AVX-512; there is no other code, `fuse` gives None elsewhere.
+Torch's computation with the same parts is the specification (`rms_norm`, `PackedLinear`, `rotate`, `silu_mul`): the
+numbers are rounded at the same places. For bfloat16 on a CPU with AVX-512; elsewhere `fuse` gives None.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def fuse(parts: LayerParts) -> DenseRow | None:
 
 
 class DenseRow:
-    """Made by `fuse`. Owns memory for what lies between; one thread may use it, with as many as torch has at work.
+    """Made by `fuse`. Owns memory for intermediate results; one thread may use it, with as many as torch has at work.
 
     Calls take up to `most_rows` rows; `few_rows` is how many lie on a stack.
     """

@@ -28,14 +28,14 @@ _DTYPES = {"float32": 0, "bfloat16": 1, "float16": 2}  # numbered as in cpu.c, a
 
 
 def prepare() -> bool:
-    """Load the native library, or compile it, which takes seconds; whether there is one. To be called at start."""
+    """Load the native library, or compile it, which takes seconds. True if there is one. To be called at start."""
     return library() is not None
 
 
 def gather(
     pool: memoryview, shape: PoolShape, blocks: Sequence[int], layers: range, heads: range, out: memoryview
 ) -> int:
-    """Copy the named slices of `pool` into `out`, which has exactly their size; its CRC-32.
+    """Copy the named slices of `pool` into `out`, which has exactly their size; return its CRC-32.
 
     Raises ValueError for an index or a size that does not fit, before anything is written.
     """
@@ -49,7 +49,8 @@ def gather(
 def scatter(
     pool: memoryview, shape: PoolShape, blocks: Sequence[int], layers: range, heads: range, payload: memoryview
 ) -> int:
-    """Inverse of `gather`: copy `payload` into the named slices; the CRC-32 of what was written. Errors as there."""
+    """Inverse of `gather`: copy `payload` into the named slices; return the CRC-32 of the written bytes. Errors as
+    there."""
     check_slice(shape, pool.nbytes, blocks, layers, heads, payload.nbytes)
     native = library()
     if native is None:
@@ -81,7 +82,7 @@ def reblock(
 
 
 def copy(source: memoryview, target: memoryview) -> int:
-    """Copy one buffer into another of the same size; its CRC-32. Raises ValueError if the sizes differ."""
+    """Copy one buffer into another of the same size; return its CRC-32. Raises ValueError if the sizes differ."""
     if source.nbytes != target.nbytes:
         raise ValueError(f"{source.nbytes} bytes for a buffer of {target.nbytes}")
     native = library()
@@ -98,7 +99,7 @@ def crc32(data: memoryview) -> int:
 
 
 def convert(source: memoryview, from_dtype: str, target: memoryview, to_dtype: str) -> None:
-    """Numbers of one dtype into numbers of another: float32, bfloat16, float16, each to each.
+    """Convert numbers of one dtype to another: float32, bfloat16, float16, each to each.
 
     Rounds to nearest, ties to even, as torch's `.to`; NaN becomes the plain NaN. Raises ValueError for an unknown dtype
     or for sizes that do not fit, ModuleNotFoundError where there is neither native library nor torch.

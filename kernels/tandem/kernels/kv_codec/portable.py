@@ -1,4 +1,4 @@
-"""Gather, scatter and re-blocking in Python and zlib: the specification of the C path, and what runs without it."""
+"""Gather, scatter and re-blocking in Python and zlib: the specification of the C path, and its fallback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversion and wire codecs in torch: the specification, and what runs where there is no native library.
+"""Conversion and wire codecs in torch: the specification, and the fallback without native library.
 
 Conversion is torch's `.to`, rounding to nearest, ties to even, except that every NaN becomes the plain quiet NaN of its
 type (torch's own differ between its scalar and its vector code).

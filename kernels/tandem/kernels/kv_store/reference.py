@@ -1,4 +1,4 @@
-"""kv_store in torch: the specification, and the CPU path where `cpu.c` does not go."""
+"""kv_store in torch: the specification, and the CPU path for cases that `cpu.c` does not cover."""
 
 from __future__ import annotations
 

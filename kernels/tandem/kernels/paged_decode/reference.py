@@ -1,4 +1,4 @@
-"""paged_decode in torch: the specification, and the CPU path where `cpu.c` does not go.
+"""paged_decode in torch: the specification, and the CPU path for cases that `cpu.c` does not cover.
 
 Sequences of similar length are padded to the longest and share one batched product, as many as the cache holds; a
 sequence too long for it is taken in spans. Synchronises on an accelerator.

@@ -5,9 +5,9 @@ Bytes are 16-bit little-endian pieces (an odd last byte is followed by a zero). 
     pieces s = (n mod 2^16, n div 2^16, first piece, second piece, …)        sum = Σ s[i] · BASE^i  mod MODULUS
 
 MODULUS = 2^32 − 5 is prime and BASE a primitive root of it, so that no two places up to 8 GiB share a factor. Always
-found: whatever changes inside one aligned 16-bit piece (each flipped bit, each wrong byte); two pieces swapped; in
-payloads up to 16 MiB any two flipped bits (BASE was chosen for that). Other damage, truncation among it, passes with a
-chance of 2^-32. It is no CRC: a burst across two or more pieces has that chance too. It guards against accidents, not
+found: any change inside one aligned 16-bit piece (each flipped bit, each wrong byte); two pieces swapped; in payloads
+up to 16 MiB any two flipped bits (BASE was chosen for that). Other damage, truncation among it, passes with a chance of
+2^-32. It is not a CRC: a burst across two or more pieces has that chance too. It guards against accidents, not
 against an adversary.
 """
 

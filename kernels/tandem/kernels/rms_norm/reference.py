@@ -1,4 +1,4 @@
-"""rms_norm in torch: the specification, and the path where `cpu.c` does not go."""
+"""rms_norm in torch: the specification, and the path for cases that `cpu.c` does not cover."""
 
 from __future__ import annotations
 

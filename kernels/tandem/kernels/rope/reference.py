@@ -1,4 +1,4 @@
-"""rotate in torch: the specification, and the path where `cpu.c` does not go."""
+"""rotate in torch: the specification, and the path for cases that `cpu.c` does not cover."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""choose_token in torch: the specification. A search by halves over the bits of a score takes the place of sorting.
+"""choose_token in torch: the specification. A binary search over the bits of a score replaces sorting.
 
-Scores are at most 0, so that the bits of |score|, read as an integer, are a key that rises as scores fall. All that is
-asked is the smallest key up to which a sum over the row is large enough: tokens for top-k, mass for top-p and the draw.
+Scores are at most 0, so that the bits of |score|, read as an integer, are a key that rises as scores fall. Each search
+finds the smallest key up to which a sum over the row is large enough: tokens for top-k, mass for top-p and the draw.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def choose_token_reference(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: 
     keys, weights = scores.abs().view(torch.int32), scores.exp()
 
     def mass(limit: Tensor) -> Tensor:
-        """Of all tokens up to a key."""
+        """Mass of all tokens up to a key."""
         return weights.masked_fill(keys > limit[:, None], 0.0).sum(-1, dtype=torch.float64)
 
     def edge(limit: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""silu_mul in torch: the specification, and the path where `cpu.c` does not go."""
+"""silu_mul in torch: the specification, and the path for cases that `cpu.c` does not cover."""
 
 from __future__ import annotations
 
