@@ -104,7 +104,7 @@ class Engine:
         return self._scheduler.running_sequences
 
     def has_turn_for(self, choices: int, arrival_s: float, reserved: int) -> bool:
-        """True if `choices` of a request that arrived at `arrival_s` can run now. Besides them: those that run, wait
+        """True if `choices` of a request that arrived at `arrival_s` can run now. Counts those that run, wait
         here and came before, or are `reserved` (see `reserve_choices`): never more than `max_sequences` at once."""
         self.reserve_choices(reserved)
         return self._scheduler.has_turn_for(choices, arrival_s)

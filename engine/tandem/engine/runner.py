@@ -59,7 +59,7 @@ class ModelRunner:
     of few sequences with a token each makes one call, behind all of them. `kv_dtype` "auto" takes the compute dtype;
     attention always computes in the compute dtype. `enter` is called with phases as they begin. `quantize`: "int8" or
     "int4" weights, see `quantising`.
-    `bounds`: the largest step, for which `memory` is planned; if that much is not free, StartupError. With
+    `bounds`: the largest step, for which `memory` is planned; raises StartupError if that is not free. With
     `has_graphs` a GPU that is the only rank captures decode steps as CUDA graphs, where no layer asks the host.
 
     With a `group` of several ranks this is one rank's part: weights, pools and `layout.tp` are its share, loading ends
@@ -255,7 +255,7 @@ class ModelRunner:
         return PagedRows(tables=of.block_tables[0], lengths=of.context_lens, slots=step.slots[0])
 
     def _attends_to_all(self) -> bool:
-        """True on a CPU if all layers attend to the whole context. In one pool, with nothing but a scale."""
+        """True on a CPU if all layers attend to the whole context, in one pool, with a scale alone."""
         is_plain = self._softcap is None and not any(self._windows) and all(one is None for one in self._decoder.sinks)
         return self.device.type == "cpu" and is_plain and len(self.layout.groups) == 1 and self.config.latent is None
 

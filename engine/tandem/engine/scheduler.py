@@ -102,8 +102,7 @@ class Scheduler:
         return sum(len(state.live) for state in self._running)
 
     def has_turn_for(self, choices: int, arrival_s: float) -> bool:
-        """True if so many more choices can run. Besides them: those that run, are reserved, or wait here and came
-        before."""
+        """True if so many more choices can run, counting those that run, are reserved, or wait and came before."""
         older = sum(len(state.live) for state in self._waiting if state.age[0] <= arrival_s)
         ahead = self.running_sequences + self.reserved_sequences + older
         return not ahead or ahead + choices <= self._config.max_sequences

@@ -69,7 +69,7 @@ class CollectiveListener:
         self._port.close()
 
     def _run(self, connection: socket.socket, admit: Callable[[], None]) -> None:
-        """Serve one link, on a thread of its own. Raises OSError if it is not authenticated."""
+        """Serve one link, on a thread of its own. Raises OSError if it is refused."""
         peer, _, answer = meet(connection, Admission(purpose(self._transport), self._site.secret))
         admit()
         welcome(connection, answer)

@@ -52,7 +52,7 @@ class Communicator(Protocol):
         ...
 
     def receive(self, offset: int, size: int) -> Transfer:
-        """Begin to receive; the bytes are untouched until the transfer was waited for. Raises LinkClosedError."""
+        """Begin to receive; no other thread touches the bytes before `wait` returned. Raises LinkClosedError."""
         ...
 
     def abort(self) -> None:

@@ -76,7 +76,7 @@ class IpcListener:
         self._port.close()
 
     def _run(self, connection: socket.socket, admit: Callable[[], None]) -> None:
-        """Serve one link, on a thread of its own. Raises OSError if it is not authenticated."""
+        """Serve one link, on a thread of its own. Raises OSError if it is refused."""
         connection.settimeout(DIAL_TIMEOUT_S)
         admission = Admission(purpose(self._transport), self._site.secret)
         connection.send(admission.challenge)

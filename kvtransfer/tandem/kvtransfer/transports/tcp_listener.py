@@ -69,7 +69,7 @@ class TcpListener:
         self._port.close()
 
     def _run(self, connection: socket.socket, admit: Callable[[], None]) -> None:
-        """Serve one socket until it ends. Raises OSError if it is not authenticated."""
+        """Serve one socket until it ends. Raises OSError if it is refused."""
         peer, extra, answer = meet(connection, Admission(PURPOSE, self._secret, JOIN.size))
         admit()
         connection.settimeout(None)
