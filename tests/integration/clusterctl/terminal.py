@@ -83,7 +83,7 @@ class Terminal:
         while True:
             try:
                 some = os.read(self._ours, 65536)
-            except OSError:  # EIO: nobody has the other end any more
+            except OSError:  # EIO: the other end is closed
                 return
             if not some:
                 return

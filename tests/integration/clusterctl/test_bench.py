@@ -54,7 +54,7 @@ class OpenAi(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Says nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_no_proxy_is_asked(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
 def test_an_https_endpoint_is_trusted_once(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, secure_url: str
 ) -> None:
-    """What certificates are trusted is read before the first request, not within the time to anybody's first token."""
+    """Trusted certificates are read before the first request, outside every time to first token."""
     made: list[ssl.SSLContext] = []
     real = ssl.create_default_context
 

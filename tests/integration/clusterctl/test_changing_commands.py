@@ -113,7 +113,7 @@ def test_every_command_is_said_to_change_something_or_not() -> None:
 
 
 class Terminal(io.StringIO):
-    """A standard input where somebody types."""
+    """A standard input with a user at a terminal."""
 
     def isatty(self) -> bool:
         return True

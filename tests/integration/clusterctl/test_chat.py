@@ -46,7 +46,7 @@ def house(build: Build) -> House:
 
 @dataclass
 class Endpoint:
-    """An OpenAI endpoint that sends `pieces` and keeps what it was asked; b"" drops the connection. After them it says
+    """An OpenAI endpoint that sends `pieces` and keeps its requests; b"" drops the connection. After them it sends
     nothing while `is_free` is not set."""
 
     url: str = ""
@@ -85,7 +85,7 @@ def endpoint() -> Iterator[Endpoint]:
             found.is_free.wait(60)
 
         def log_message(self, *_: object) -> None:
-            """Says nothing."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -112,7 +112,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def direct(house: House, *messages: tuple[str, str]) -> str:
-    """What the API says to the same."""
+    """Return the API's answer to the same messages."""
     body = {"model": "tiny", "messages": [{"role": role, "content": text} for role, text in messages]}
     answer = httpx.post(f"{house.url}/v1/chat/completions", json=body | {"temperature": 0, "max_tokens": 8}, timeout=60)
     return str(answer.json()["choices"][0]["message"]["content"])
@@ -171,7 +171,7 @@ def test_how_quick_an_answer_was() -> None:
 
 
 def test_an_endpoint_of_another_kind(run: Run, endpoint: Endpoint) -> None:
-    """U+2028 and U+0085 end no line of server-sent events. Only what it says is known of its figures."""
+    """U+2028 and U+0085 end no line of server-sent events. Of its figures only the reported ones are known."""
     endpoint.pieces = says("a\u2028b", "\u0085\x1b[31m")
     code, out, error = run("Hi", "--url", endpoint.url, "--model", "m")
     assert (code, out) == (0, "a\u2028b\u0085\x1b[31m\n")

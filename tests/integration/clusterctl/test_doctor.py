@@ -44,7 +44,7 @@ def doctor(
     variables: Mapping[str, str] | None = None,
     wraps: tuple[str, ...] = (),
 ) -> tuple[int, Found]:
-    """(exit code, check → verdict, what, fix) of the real program, after what `before` says, in a shell."""
+    """(exit code, check → verdict, what, fix) of the real program, run in a shell after the commands `before`."""
     command = [
         sys.executable,
         "-m",
@@ -67,7 +67,7 @@ def doctor(
 
 
 def only(found: Found, check: str, verdict: str = "error") -> tuple[str, str]:
-    """(what, fix) of the one finding of a check, which is that bad and says what to do."""
+    """(what, fix) of a check's only finding, which has that verdict and names a remedy."""
     ((got, what, fix),) = found[check]
     assert (got, bool(fix)) == (verdict, True), what
     return what, fix
@@ -142,7 +142,7 @@ def test_ray_is_told_one_thing(tmp_path: Path) -> None:
 
 
 def gpus(tmp_path: Path, says: str = "", status: int = 0) -> dict[str, str]:
-    """Variables with which there is an `nvidia-smi` that says so of who computes, in the form that it documents."""
+    """Variables that provide an `nvidia-smi` which reports computing processes, in its documented form."""
     programs = tmp_path / "programs"
     programs.mkdir(exist_ok=True)
     (programs / "said").write_text(says)
@@ -161,7 +161,7 @@ def process(*arguments: str) -> Iterator[int]:
     with subprocess.Popen([sys.executable, "-c", code, *arguments], **pipes) as running:
         assert running.stdout is not None
         assert running.stdin is not None
-        assert running.stdout.readline()  # it is who it is
+        assert running.stdout.readline()  # it is the expected process
         yield running.pid
         running.stdin.close()
 
@@ -415,7 +415,8 @@ def test_a_cluster_without_workers(tmp_path: Path, build: Build) -> None:
 
 
 def test_two_autoscalers(tmp_path: Path, redis: PrivateRedis, build: Build) -> None:
-    """The planner flips, somebody flips back: once is an operator, twice is a loop. A start of `up` is nobody."""
+    """The planner flips, an operator flips back: once is an operator, twice is a loop. A start of `up` is not
+    counted."""
     house = build(redis_url=redis.url)
 
     def happened(rounds: int) -> list[ClusterEvent]:

@@ -1,4 +1,4 @@
-"""`clusterctl plan --live` against a real admin port: what the planner said, for people and for programs."""
+"""`clusterctl plan --live` against a real admin port: the planner's report, for people and for programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`clusterctl rollout status` against a real admin port, of rollouts that nobody takes further."""
+"""`clusterctl rollout status` against a real admin port, of rollouts that no controller advances."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only a terminal shows: questions with answers that are typed, a picture that is drawn again, a bar."""
+"""Features that only a terminal shows: questions with typed answers, a picture that is redrawn, a bar."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def standing(build: Build) -> House:
 
 @pytest.fixture
 def house(standing: House) -> House:
-    """Wanted is what START says."""
+    """The desired state is START."""
     write(standing, START)
     standing.keys.kept.clear()
     standing.router.gate._had_keys = False
@@ -56,7 +56,7 @@ def house(standing: House) -> House:
 
 
 def write(house: House, state: DesiredState) -> None:
-    """Somebody else makes it the desired state, as the next version."""
+    """Make it the desired state as the next version, in place of another client."""
 
     async def run() -> None:
         redis = await connect(house.config.redis_url)
@@ -154,7 +154,7 @@ def test_the_end_of_a_cluster_is_asked_about(house: House) -> None:
     assert house.downs == downs + 1
 
 
-# ---- somebody else was faster --------------------------------------------------------------------------------------
+# ---- another client was faster -------------------------------------------------------------------------------------
 
 
 def test_who_agrees_too_late_is_told(house: House) -> None:
@@ -194,7 +194,7 @@ def test_a_rollout_that_would_be_another_one_is_not_written(house: House) -> Non
 
 
 def test_who_waits_is_told_that_somebody_else_wants_something_else(house: House) -> None:
-    """Nobody starts the fourth worker here."""
+    """No controller starts the fourth worker here."""
     with on(house, "scale", "--decode", "4", "--yes") as terminal:
         terminal.wait_for("decode-3 is absent")
         write(house, START)

@@ -1,4 +1,4 @@
-"""A controller with the launcher `kubernetes`, over an emulated cluster whose pods run workers of pretence."""
+"""A controller with the launcher `kubernetes`, over an emulated cluster whose pods run fake workers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SELECTOR = "app=worker"
 
 @dataclass
 class Worker:
-    """What a worker says of itself, and what it was told."""
+    """A worker's reported state, and the orders that it received."""
 
     role: RoleName
     state: str = "ready"
@@ -41,7 +41,7 @@ class Worker:
 
 
 class Record:
-    """The desired state: of two who write onto one version, one wins."""
+    """The desired state: of two writers onto one version, one wins."""
 
     def __init__(self, state: DesiredState) -> None:
         self.state, self.refused = state, 0
@@ -74,8 +74,8 @@ class Record:
 
 @dataclass
 class Kubelet:
-    """Starts and ends pods at once, or, those in `slow`, when the test says so. It is the controller's steering, too: a
-    drain and a flip take one look."""
+    """Start and end pods at once or, those in `slow`, when the test triggers it. Also serves as the controller's worker
+    control: a drain and a flip take one look."""
 
     cluster: Cluster
     workers: dict[WorkerId, Worker] = field(default_factory=dict)
@@ -127,7 +127,7 @@ class Kubelet:
 
 @dataclass
 class Scene:
-    """What a test sees and moves."""
+    """The objects that a test observes and changes."""
 
     cluster: Cluster
     kubelet: Kubelet
@@ -140,7 +140,8 @@ class Scene:
         return {member.worker_id for member in self.record.state.members if member.role is role}
 
     def is_settled(self, prefill: int, decode: int) -> bool:
-        """So many of each, every one a marked pod that serves as the record says, and no other pods."""
+        """True if there are exactly so many of each, every one a marked pod that serves as recorded, and no other
+        pods."""
         state = self.record.state
         is_right = all(
             (worker := self.kubelet.workers.get(member.worker_id)) is not None

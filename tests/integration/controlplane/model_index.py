@@ -19,7 +19,7 @@ WHEEL_NAME = "toy_model-1.0-py3-none-any.whl"
 
 
 def _wheel() -> bytes:
-    """What is asked for beside the file could not be installed."""
+    """Anything requested beside the file could not be installed."""
     info, out = "toy_model-1.0.dist-info", io.BytesIO()
     about = "Metadata-Version: 2.1\nName: toy-model\nVersion: 1.0\nRequires-Dist: no-such-package-anywhere\n"
     tag = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
@@ -101,4 +101,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body[half:])
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing."""
+        """Log nothing."""

@@ -1,4 +1,4 @@
-"""Events in a real Redis: in order, bounded, read from any place on, and no trouble for anybody when Redis is away."""
+"""Events in a real Redis: ordered, bounded, readable from any position, and harmless to others when Redis is away."""
 
 from __future__ import annotations
 

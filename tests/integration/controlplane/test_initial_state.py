@@ -1,5 +1,4 @@
-"""What a start makes of the record that stands there: what operators changed outlives `up`, not a change of what is
-configured."""
+"""Initial state from an existing record: operators' changes outlive `up`, unless the configuration changed."""
 
 from __future__ import annotations
 
@@ -195,7 +194,7 @@ def test_down_ends_what_operators_changed_too(play: Callable[..., None]) -> None
 
 
 def test_a_record_of_the_release_before_is_kept_only_as_configured(play: Callable[..., None]) -> None:
-    """It does not say what was configured when it was written."""
+    """It does not contain the configuration at the time it was written."""
 
     async def scenario(scene: Scene) -> None:
         assert await scene.store.save(configured(), 0)

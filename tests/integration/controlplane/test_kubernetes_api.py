@@ -138,7 +138,7 @@ def test_every_refusal_is_told_apart(url: str, account: Path, cluster: Cluster, 
 
 
 def answering(*parts: bytes, then_wait: bool = False) -> tuple[str, Callable[[], None]]:
-    """A server that answers anybody with these bytes; and how it is ended."""
+    """A server that answers every request with these bytes, and the function that ends it."""
     listening = socket.create_server(("127.0.0.1", 0))
     is_over = threading.Event()
 

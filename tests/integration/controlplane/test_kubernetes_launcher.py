@@ -128,7 +128,7 @@ def test_what_others_do_to_pods_and_scales_is_followed(account: Path) -> None:
         await seen.settled(1, 5)
         seen.cluster.scale_by_hand(DECODE, 2)
         await seen.settled(1, 2)
-        seen.cluster.scale_by_hand(DECODE, 0)  # nobody could answer: one is asked for again
+        seen.cluster.scale_by_hand(DECODE, 0)  # no pod could answer: one is asked for again
         await wait_for_async(lambda: len(seen.members()) < 2)
         await seen.settled(1, 1)
 
@@ -144,7 +144,7 @@ def test_the_api_may_be_away_and_what_was_wished_meanwhile_is_done_then(account:
         (victim,) = before - seen.members()
         await wait_for_async(lambda: seen.kubelet.workers[victim].was_drained)
         lost = sorted(seen.members())[0]
-        seen.cluster.delete_pod(lost)  # which nobody is told of
+        seen.cluster.delete_pod(lost)  # without notice to any process
         seen.cluster.forget()
         assert victim in seen.cluster.live()
         seen.cluster.is_away = False
@@ -155,7 +155,7 @@ def test_the_api_may_be_away_and_what_was_wished_meanwhile_is_done_then(account:
 
 
 def test_a_pod_that_is_ended_while_another_is_to_leave_does_not_keep_that_one(account: Path) -> None:
-    """The ReplicaSet is satisfied then, and would end nobody: the scale goes below, and up again."""
+    """The ReplicaSet is satisfied then, and would end no pod: the scale goes below, and up again."""
 
     async def scene(seen: Scene) -> None:
         await seen.settled(1, 3)

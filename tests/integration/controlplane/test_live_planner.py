@@ -1,4 +1,5 @@
-"""The planner on a real store: advice once, acts by compare-and-set, cool-downs that outlive it, and who wins."""
+"""The planner on a real store: one-time advice, compare-and-set actions, durable cool-downs, and concurrent
+planners."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ def record(prefill: int = 1, decode: int = 3, prefill_tp: int = 1) -> DesiredSta
 
 
 class RacedStore(DesiredStateStore):
-    """Somebody writes right after `dated` was answered, or a write is not answered while it `is_mute`."""
+    """Another client writes right after `dated` was answered, or a write is not answered while it `is_mute`."""
 
     race: Callable[[], Awaitable[None]] | None = None
     is_mute = False
@@ -97,7 +98,7 @@ class Scene:
         return LivePlanner(section, Planner(rules), watch, stores, self.log, self.clock, self._wall_s)
 
     async def look(self, planner: LivePlanner, times: int = 1, step_s: float = STEP_S) -> dict[str, Any]:
-        """So many looks, `step_s` apart; what it says after the last."""
+        """Run so many looks, `step_s` apart; return the report after the last."""
         for _ in range(times):
             self.clock.advance(step_s)
             await self.planning.tell(RouterId("router-0"), seen(self.shown, self.link_bytes_per_s))
@@ -108,7 +109,7 @@ class Scene:
         return word
 
     async def look_until(self, planner: LivePlanner, kind: EventKind, times: int = 30) -> str:
-        """What the next event of that kind says."""
+        """Return the text of the next event of that kind."""
         before = len(await self.events(kind))
         for _ in range(times):
             await self.look(planner)
@@ -319,7 +320,7 @@ def test_a_worker_that_somebody_drained_is_left_alone(play: Callable[..., None])
 
 
 def test_it_starts_nobody_where_nobody_can_flip(play: Callable[..., None]) -> None:
-    """Pools differ, so that `scale` would stop one worker and start another; that is said once."""
+    """Pools differ, so that `scale` would stop one worker and start another; that is reported once."""
 
     async def scenario(scene: Scene) -> None:
         planner = scene.planner(HASTY)

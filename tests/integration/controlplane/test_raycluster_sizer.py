@@ -37,12 +37,12 @@ SCHEMA = Path(emulated.__file__).parent / "schemas" / "raycluster.json"
 
 @dataclass
 class Operator:
-    """As KubeRay's: it deletes who is named, makes who is missing, and where too many are left it takes any."""
+    """As KubeRay's: it deletes the named pods, creates missing ones, and where too many are left it takes any."""
 
     cluster: Cluster
     deleted: list[str] = field(default_factory=list)
     random: list[str] = field(default_factory=list)
-    """Those that nobody named."""
+    """Deleted pods that were not named."""
     lingering: bool = False
     """Pods that are being ended stay."""
     _made: int = 0
@@ -86,7 +86,7 @@ class Operator:
 
 @dataclass
 class Scene:
-    """What a test sees and moves. `started`: as the launcher tells it, which Ray's placing is part of."""
+    """The objects that a test observes and changes. `started`: as reported by the launcher, including Ray's placing."""
 
     url: str
     cluster: Cluster
@@ -104,7 +104,7 @@ class Scene:
         self.held |= before - {member.worker_id for member in self.state.members}
 
     async def place(self) -> None:
-        """As controller and Ray do: who is wanted is started and gets an empty node, who is not ends when it may."""
+        """Act as controller and Ray do: wanted workers start on an empty node each, others end when they may."""
         while True:
             wanted = {member.worker_id for member in self.state.members}
             for worker in [name for name in self.started if name not in wanted | self.held]:

@@ -1,4 +1,4 @@
-"""The cluster's private Redis while it is watched over: nobody else waits while it is started again."""
+"""The cluster's private Redis under supervision: no other task waits while it is restarted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def until(condition: Callable[[], object]) -> None:
 def test_nobody_waits_while_it_is_started_again(
     held: HeldState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its first successor says nothing. That one is killed as well, and the next is whole."""
+    """Its first successor sends nothing. That one is killed as well, and the next is whole."""
     hanging, path = tmp_path / "bin" / "redis-server", os.environ["PATH"]
     hanging.parent.mkdir()
     hanging.write_text(HANGING)

@@ -33,7 +33,7 @@ COME = "m: to r2: prefill-1, decode-1 to come"
 
 
 class MuteStore(DesiredStateStore):
-    """It does as it is told, and does not answer while it `is_mute`."""
+    """A store that carries out calls, and does not answer while it `is_mute`."""
 
     is_mute = False
 
@@ -45,7 +45,7 @@ class MuteStore(DesiredStateStore):
 
 
 class Scene:
-    """A record with a rollout that has just begun, and who takes its steps."""
+    """A record with a rollout that has just begun, and the controllers that take its steps."""
 
     def __init__(self, redis: Any) -> None:
         self.redis, self.store, self.events = redis, MuteStore(redis, KEYS), Events()

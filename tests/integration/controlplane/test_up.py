@@ -278,7 +278,7 @@ def test_a_member_that_cannot_start_ends_it_in_one_line(
     ("worker", "router", "patience", "waiting"),
     [
         (("--never-ready",), (), "1.5", "still waiting for mixed-0"),
-        # Whoever starts before it and the router itself are there by then, on a loaded machine, too.
+        # Processes that start before it and the router itself are there by then, on a loaded machine, too.
         ((), ("--unready",), "8", "waiting for the router to answer /readyz"),
     ],
 )

@@ -28,7 +28,7 @@ class At:
 
 @pytest.mark.parametrize(("field", "value"), [("state", "asleep"), ("role", "cook"), ("target_role", "cook")])
 def test_a_worker_of_another_release_is_not_understood(field: str, value: str) -> None:
-    """As good as silent: whoever steers goes on with the others, and asks again."""
+    """As good as silent: the controlling process goes on with the others, and asks again."""
     reply = c.ControlReply(worker="d0", incarnation=1, role="decode", state="ready")
     setattr(reply, field, value)
 

@@ -50,7 +50,7 @@ def standing(tmp_path: Path, variables: dict[str, str]) -> Iterator[subprocess.P
 
 
 def attach(variables: dict[str, str], commands: str) -> str:
-    """What a debugger shows that gets these commands."""
+    """Return the output of a debugger that gets these commands."""
     command = [sys.executable, "-m", "tandem.core.breakpoints"]
     ended = subprocess.run(
         command, env=variables, input=commands, capture_output=True, text=True, timeout=PATIENCE_S, check=True

@@ -52,7 +52,7 @@ def judge(found: Iterable[Finding], known: Iterable[Exempt]) -> tuple[list[Findi
 
 
 def objects(release: Release) -> list[Object]:
-    """What checkov is shown."""
+    """The objects that checkov gets."""
     pods = [
         {
             "apiVersion": "v1",

@@ -52,7 +52,7 @@ class Service:
 
     @property
     def hook(self) -> list[str]:
-        """What is run before it is stopped."""
+        """The command that is run before it is stopped."""
         [hook] = self.spec["pre_stop"]
         return list(hook["command"])
 

@@ -28,7 +28,7 @@ class Stage:
         return self.all(instruction)[-1]
 
     def variables(self) -> dict[str, str]:
-        """What it sets for whatever runs in it."""
+        """The variables that it sets for processes in it."""
         pairs = (word.partition("=") for argument in self.all("ENV") for word in shlex.split(argument))
         return {name: value for name, _, value in pairs}
 
@@ -58,7 +58,7 @@ def stages(path: Path = IMAGES / "Dockerfile") -> dict[str, Stage]:
 
 
 def lets_through(path: str, ignore: Path = IMAGES / "Dockerfile.dockerignore") -> bool:
-    """Whether a file is in the build's context; the last pattern that matches decides."""
+    """True if a file is in the build's context; the last pattern that matches decides."""
     is_in = True
     for pattern in filter(None, map(str.strip, ignore.read_text().splitlines())):
         if not pattern.startswith("#") and re.match(_expression(pattern.removeprefix("!")), path):

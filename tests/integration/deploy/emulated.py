@@ -1,5 +1,5 @@
-"""A small Kubernetes: the API for pods, scales and RayClusters, and what makes and picks pods as a ReplicaSet would.
-Pods run nothing here; a kubelet is who gives them a start and an end.
+"""A small Kubernetes: the API for pods, scales and RayClusters, and pod creation and selection as by a ReplicaSet. Pods
+run nothing here; a kubelet gives them a start and an end.
 
 It is strict where the real one is: versions, conflicts, watches that have expired, tokens, content types.
 """
@@ -51,11 +51,11 @@ class Cluster:
         self.rayclusters: dict[str, Object] = {}
         self.changed = threading.Condition()
         self.is_away = False
-        """The API answers nobody."""
+        """The API answers no request."""
         self.ended: list[str] = []
         """Pods that a ReplicaSet picked, in order."""
         self.writes: list[tuple[str, str]] = []
-        """What clients changed: (pod or Deployment, its patch)."""
+        """Changes made by clients: (pod or Deployment, its patch)."""
         self._history: list[tuple[int, str, Object]] = []
         self._forgotten = 0
         self._version = 100
@@ -65,7 +65,7 @@ class Cluster:
     # ---- what happens in it ----------------------------------------------------------------------------------------
 
     def add_deployment(self, name: str, replicas: int, template: Object) -> None:
-        """`template`: metadata of its pods, with labels that tell them."""
+        """`template`: metadata of its pods, with labels that identify them."""
         with self.changed:
             self.deployments[name] = {"version": self._next(), "replicas": replicas, "template": template}
 
@@ -75,7 +75,7 @@ class Cluster:
             self.deployments[name].update(replicas=replicas, version=self._next())
 
     def delete_pod(self, name: str) -> None:
-        """As `kubectl delete pod` would: it is ended, and gone when its kubelet says so."""
+        """As `kubectl delete pod` would: it is ended, and gone when its kubelet confirms it."""
         with self.changed:
             if "deletionTimestamp" not in self.pods[name]["metadata"]:
                 self.touch(name, lambda pod: pod["metadata"].update(deletionTimestamp="2026-01-01T00:00:00Z"))
@@ -104,7 +104,7 @@ class Cluster:
             self._note("MODIFIED", pod)
 
     def remove_pod(self, name: str) -> None:
-        """Its kubelet says that it has ended."""
+        """Its kubelet reports that it has ended."""
         with self.changed:
             pod = copy.deepcopy(self.pods.pop(name))
             pod["metadata"]["resourceVersion"] = str(self._next())
@@ -117,7 +117,7 @@ class Cluster:
             self.changed.notify_all()
 
     def live(self, deployment: str = "") -> list[str]:
-        """Pods that nobody is ending."""
+        """Pods that are not being ended."""
         with self.changed:
             return sorted(
                 name for name, pod in self.pods.items()

@@ -2,7 +2,7 @@
 
 Each line of stdin is a request, {"values": YAML, "name": …, "namespace": …}; the answer is a line,
 {"manifests": {template: text}, "lint": [finding]} or {"error": text}. With "do", one of install, upgrade, rollback,
-uninstall, history and status, it is done to the cluster of "cluster" and answered with {"done": what Helm says of it}.
+uninstall, history and status, it is done to the cluster of "cluster" and answered with {"done": Helm's report of it}.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def kept(release: Release, folder: Path) -> Iterator[Kubelet]:
 
 
 def _serves(pod: Pod) -> bool:
-    """What the readiness probe asks."""
+    """Answer the readiness probe."""
     try:
         with grpc.insecure_channel(f"{pod.place.facts['POD_IP']}:7000") as channel:
             answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=3.0)

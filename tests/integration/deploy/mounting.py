@@ -12,7 +12,7 @@ from tests.integration.deploy.emulated import TOKEN
 from tests.integration.deploy.rendering import Container, Release
 
 FACTS = {"POD_NAME": "demo-tandem-pod-7d9f", "POD_IP": "127.0.0.1", "POD_CPUS": "3"}
-"""What Kubernetes says of a pod."""
+"""Kubernetes' facts of a pod."""
 PATHS = ("/etc/tandem/", "/run/", "/var/", "/models", "/data", "/tmp/")
 
 

@@ -33,7 +33,7 @@ class Pod:
     process: subprocess.Popen[bytes]
 
     def stop(self, timeout_s: float = 60.0) -> int:
-        """What a kubelet does: preStop, then SIGTERM; the exit status."""
+        """Stop as a kubelet does: preStop, then SIGTERM; return the exit status."""
         hook = self.each.spec["lifecycle"]["preStop"].get("exec")
         if hook:
             command = self.place.command(hook["command"])
@@ -151,7 +151,7 @@ def reattempts(cluster: Cluster, router: str) -> float:
 
 
 def new_key(cluster: Cluster, router: str) -> str:
-    """As the notes say."""
+    """Create a key as described in the notes."""
     assert "clusterctl key create --tenant me --endpoint" in cluster.release.notes
     done = clusterctl(cluster, router, "key", "create", "--tenant", "me")
     assert done.returncode == 0, done.stderr

@@ -20,7 +20,7 @@ Object = dict[str, Any]
 
 
 class HelmError(Exception):
-    """What Helm refuses, in its words."""
+    """Helm's refusal, in its words."""
 
 
 class Helm:
@@ -47,7 +47,7 @@ class Helm:
         return Release(answer["manifests"], answer["lint"])
 
     def act(self, what: str, cluster: Mapping[str, str], *, values: str = "", name: str = NAME, **options: Any) -> Any:
-        """`helm install` and the like, to a cluster; what Helm says of it. Raises HelmError."""
+        """Run `helm install` and the like on a cluster; return Helm's report of it. Raises HelmError."""
         request = {"do": what, "cluster": cluster, "values": values, "options": options}
         answer = self._ask({**request, "name": name, "namespace": NAMESPACE})
         if "error" in answer:
@@ -123,13 +123,13 @@ class Release:
         return [found for found in self.objects if found["kind"] == kind]
 
     def one(self, kind: str, suffix: str) -> Object:
-        """The only object of that kind whose name ends so."""
+        """Return the only object of that kind with this suffix in its name."""
         found = [found for found in self.of(kind) if found["metadata"]["name"].endswith(suffix)]
         assert len(found) == 1, (kind, suffix, [each["metadata"]["name"] for each in found])
         return found[0]
 
     def workloads(self) -> list[Object]:
-        """Whatever has pods. Groups of a RayCluster are told as what KubeRay makes of them."""
+        """Return all objects with pods. Groups of a RayCluster are shown as the objects that KubeRay makes of them."""
         return [*self.of("Deployment"), *self.of("StatefulSet"), *self._ray_groups()]
 
     def _ray_groups(self) -> Iterator[Object]:
@@ -155,5 +155,5 @@ class Release:
 
     @property
     def prefix(self) -> str:
-        """What names of objects begin with."""
+        """Return the prefix of objects' names."""
         return str(self.one("Service", "-router")["metadata"]["name"]).removesuffix("-router")

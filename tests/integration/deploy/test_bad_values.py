@@ -47,7 +47,7 @@ def objects(schema: Any, place: str = "") -> Iterator[tuple[str, dict[str, Any]]
 
 
 def test_no_object_takes_unknown_keys() -> None:
-    """Each names its keys and refuses others, or says of what form all values are, or is described by Kubernetes."""
+    """Each names its keys and refuses others, or gives the form of all values, or is described by Kubernetes."""
     schema = json.loads((CHART / "values.schema.json").read_text())
     found = dict(objects(schema))
     assert len(found) > 50

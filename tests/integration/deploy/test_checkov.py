@@ -18,7 +18,7 @@ IS_SO: dict[str, Callable[[Container], bool]] = {
     "CKV_K8S_15": lambda each: each.spec["imagePullPolicy"] != "Always",
     "CKV_K8S_43": lambda each: "@sha256:" not in each.spec["image"],
 }
-"""What each check looks at."""
+"""The objects that each check looks at."""
 
 
 @pytest.fixture(scope="module")

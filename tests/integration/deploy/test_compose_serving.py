@@ -1,4 +1,4 @@
-"""The commands of compose.yaml, run here as Docker would run them, are a cluster that serves, and says when it does.
+"""The commands of compose.yaml, run here as Docker would run them, are a cluster that serves and reports readiness.
 
 Each has the packages that its image has, and no others. Paths, addresses and ports are filled in, the engine is `sim`,
 Redis is a private one.
@@ -36,7 +36,7 @@ class Running:
     process: subprocess.Popen[bytes]
 
     def call(self, words: list[str]) -> subprocess.CompletedProcess[str]:
-        """What Docker runs beside it: its health check, its hook."""
+        """Run a command that Docker runs beside it: its health check, its hook."""
         command, given = self.place.command(words), variables(self.each, self.place)
         return subprocess.run(command, env=given, capture_output=True, text=True, timeout=120, check=False)
 

@@ -57,7 +57,7 @@ class Stage:
         return dict(json.loads(done.stdout))
 
     def workers(self) -> dict[str, set[str]]:
-        """Who serves as what, as `clusterctl status` says at one moment."""
+        """Return the workers that serve in each role, from one `clusterctl status`."""
         rows = self.clusterctl("status")["workers"]
         return {
             role: {row["worker"] for row in rows if row["is_connected"] and row["role"] == role}

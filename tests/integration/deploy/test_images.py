@@ -1,4 +1,4 @@
-"""What the images are made of, as far as that can be told without building one: nothing here has a Docker."""
+"""The contents of the images, as far as they are known without building one: nothing here has a Docker."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Helm's own code installs, upgrades, rolls back and uninstalls the chart, against an emulated API server: what is
-there then is what the chart says, and nothing is left in the end.
+"""Helm's own code installs, upgrades, rolls back and uninstalls the chart, against an emulated API server: the objects
+are then as the chart defines, and nothing is left in the end.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 def objects(world: World) -> dict[tuple[str, str], dict[str, Any]]:
-    """What is there because of the release."""
+    """Return the objects that exist because of the release."""
     return {
         (resource.kind, found["metadata"]["name"]): found
         for resource in ALL
@@ -124,7 +124,7 @@ def test_an_upgrade_keeps_the_scale_that_the_controller_has_set(world: World) ->
 
 
 def test_a_rollback_does_not_undo_a_scale_unasked(world: World) -> None:
-    """It writes what was written then; what others own since is theirs, and Helm says so."""
+    """It writes the values of that time; fields with other owners since then are theirs, and Helm reports so."""
     world.act("install", values=VALUES)
     world.act("upgrade", values=VALUES + "networkPolicy: {enabled: false}\n")
     scale_to(world, 6)
@@ -194,7 +194,7 @@ def test_the_controllers_account_may_do_what_it_needs_and_nothing_else(world: Wo
 def asked(
     world: World, method: str, path: str, body: dict[str, Any] | None = None, *, account: str = "demo-tandem-controller"
 ) -> int:
-    """The status of the answer to that account's token; "" = to nobody's."""
+    """Return the status of the answer to that account's token; "" = to no account's."""
     token = {"Authorization": f"Bearer {access.token_of(NAMESPACE, account)}"} if account else {}
     content = None if body is None else json.dumps(body).encode()
     headers = {"Content-Type": "application/merge-patch+json", **token}

@@ -1,4 +1,4 @@
-"""What stands beside Ray's head in the chart's RayCluster, run here beside a head that KubeRay would have made."""
+"""The containers beside Ray's head in the chart's RayCluster, run here beside a head as KubeRay would have made it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def release(helm: Helm) -> Release:
 
 @pytest.fixture
 def head(tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """(address, token file) of a Ray that somebody else runs."""
+    """(address, token file) of a Ray that is run outside the release."""
     token = tmp_path / "ray-token"
     token.write_text("a token that is as long as Ray's own are, or longer")
     port = usable_port(0)

@@ -1,4 +1,4 @@
-"""The chart's Redis starts with its own scripts, keeps what it is told, and takes any password."""
+"""The chart's Redis starts with its own scripts, keeps its writes, and takes any password."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def serving(scripts: Scripts) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def is_ready(scripts: Scripts) -> bool:
-    """What the probes ask."""
+    """Return the answer to the probes."""
     return (
         subprocess.run(scripts.run("ask.sh"), env=scripts.variables, capture_output=True, check=False).returncode == 0
     )

@@ -1,4 +1,4 @@
-"""What Helm makes of the chart is what Kubernetes takes, and what its parts say of each other is true."""
+"""Helm's output of the chart is accepted by Kubernetes, and the references between its parts are true."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tests.integration.deploy.mounting import secrets_of
 from tests.integration.deploy.rendering import CHART, GOOD, NAMESPACE, Helm, Object, Release
 
 VERSIONS = ("1.30", "1.33", "1.37")
-"""The oldest that the chart takes, the newest whose schemas there are, and one between."""
+"""The oldest that the chart takes, the newest with schemas here, and one between."""
 WITHOUT_SCHEMA = {"ScaledObject", "ServiceMonitor", "PrometheusRule"}
-"""Of other projects, whose definitions are not here: nothing holds these against a schema."""
+"""Of other projects, with definitions that are not here: nothing checks these against a schema."""
 RAY_SCHEMA = json.loads((Path(__file__).parent / "schemas" / "raycluster.json").read_text())
 
 

@@ -1,4 +1,4 @@
-"""What no pod of the chart may do, and who may speak to whom."""
+"""Restrictions of the chart's pods, and the connections that are allowed between them."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_every_pod_has_a_policy_for_both_directions(release: Release) -> None:
 
 
 def reaches(release: Release, who: str, to: str, port: int) -> bool:
-    """Whether policies let pods of component `who` open a connection to `port` of component `to`."""
+    """True if policies let pods of component `who` open a connection to `port` of component `to`."""
     by_component = {
         found["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"]: found["spec"]
         for found in release.of("NetworkPolicy")

@@ -1,6 +1,6 @@
 """The commands of the chart's containers, run here as Kubernetes would run them, are a cluster that serves.
 
-Facts of pods, paths and ports are filled in; Redis is a private one. Nobody restarts anything, as no kubelet is here.
+Facts of pods, paths and ports are filled in; Redis is a private one. Nothing is restarted, as no kubelet is here.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def test_the_pods_of_a_release_serve_and_leave_without_a_failed_answer(cluster: 
 
 
 def test_what_a_container_left_is_gone_when_it_starts_again(cluster: Cluster) -> None:
-    """Its pod's folder stays over a restart; nobody else can read what is in it."""
+    """Its pod's folder stays over a restart; no other account can read its contents."""
     pod = cluster.start("decode-a", "worker", pool="decode")
     own = pod.place.folder / "run/tandem/worker"
     wait_for(lambda: (own / "worker.json").exists(), what=cluster.logs())

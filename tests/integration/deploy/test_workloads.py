@@ -14,7 +14,7 @@ STEPS = 40
 
 
 class Scene:
-    """A Deployment `w`, or a StatefulSet, whose pods get ready and end when the test says so."""
+    """A Deployment `w`, or a StatefulSet, with pods that get ready and end when the test triggers it."""
 
     def __init__(self, replicas: int, strategy: dict[str, Any] | None = None, *, is_numbered: bool = False) -> None:
         self.store, self.resource = Store(), STATEFUL_SETS if is_numbered else DEPLOYMENTS
@@ -60,7 +60,8 @@ class Scene:
         return bool(leaving or waiting)
 
     def finish(self) -> list[tuple[int, int]]:
-        """Until nothing more happens: after each step (pods that nobody ends, those of them that are ready)."""
+        """Run until nothing more happens: after each step (pods that are not being ended, those of them that are
+        ready)."""
         seen: list[tuple[int, int]] = []
         for _ in range(STEPS):
             if not self.step():

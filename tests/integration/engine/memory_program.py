@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def _step(runner: ModelRunner, decodes: int, prompt: int, past: int = 0) -> list[Sampled]:
-    """Decodes in blocks of their own, and a prompt whose tokens' logits are all wanted, behind `past` tokens."""
+    """Run decodes in blocks of their own, and a prompt with logits of all its tokens, behind `past` tokens."""
     sequences = [SeqSlice(1, 1, ([block],)) for block in range(decodes)]
     blocks = range(decodes, decodes + max(prompt, -(-(past + prompt) // 16)))
     sequences.append(SeqSlice(prompt, past + prompt, (list(blocks),)))

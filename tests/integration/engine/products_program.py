@@ -1,5 +1,5 @@
 """Loads random models in bfloat16, runs steps of every shape, and prints which products of bfloat16 were torch's own:
-{model: [operation, …]} as JSON. Arguments: a folder, and what else `ModelRunner` is told, as JSON."""
+{model: [operation, …]} as JSON. Arguments: a folder, and further options of `ModelRunner`, as JSON."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def families(options: Mapping[str, Any]) -> list[str]:
-    """Those that may be quantised where `options` say so."""
+    """Return those that may be quantised under `options`."""
     return [family for family in ARCHITECTURES if "quantize" not in options or family not in LATENTS]
 
 

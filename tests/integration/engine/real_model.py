@@ -23,7 +23,7 @@ def fetched() -> tuple[Path | None, str]:
 
 
 def smollm2() -> Path:
-    """Its file; the test is skipped, and says why, where it cannot be had."""
+    """Return its file; the test is skipped, with the reason, where it cannot be had."""
     file, why = fetched()
     if file is None:
         pytest.skip(why)

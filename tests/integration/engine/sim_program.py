@@ -1,7 +1,7 @@
 """One rank of simulated models: `python -m tests.integration.engine.sim_program FOLDER RANK SIZE HEADS:SPOILED …`.
 
 Every rank is driven with the same steps; rank 0 compares with the oracle. For every number of KV heads in turn,
-`SPOILED` is the rank whose KV gets one wrong bit before the last step, -1 for none.
+`SPOILED` is the rank with one wrong bit in its KV before the last step, -1 for none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""On a CPU without instructions for bfloat16 no product of it is asked of torch, whose code there has no vectors."""
+"""On a CPU without instructions for bfloat16 no product of it is asked of torch: its code there has no vectors."""
 
 from __future__ import annotations
 

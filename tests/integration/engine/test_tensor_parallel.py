@@ -152,7 +152,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Played]:
 def of_ranks(
     played: dict[str, Played], tmp_path_factory: pytest.TempPathFactory, start_ranks: Callable[..., Ranks]
 ) -> Callable[[int], dict[str, list[dict[str, Tensor]]]]:
-    """What every rank of a size computed, by case; each size runs once, all its cases in the same processes."""
+    """Return the results of every rank of a size, by case; each size runs once, all its cases in the same processes."""
     made: dict[int, dict[str, list[dict[str, Tensor]]]] = {}
 
     def get(size: int) -> dict[str, list[dict[str, Tensor]]]:
@@ -285,7 +285,7 @@ def test_the_smallest_block_count_is_everybodys(size: int, of_ranks: Any) -> Non
 def test_a_rank_that_fails_in_a_step_ends_the_others_at_once(
     played: dict[str, Played], tmp_path: Path, start_ranks: Callable[..., Ranks]
 ) -> None:
-    """It lives on, so only the aborted group tells the others; the limit of a call is a minute."""
+    """It lives on, so only the aborted group informs the others; the limit of a call is a minute."""
     each = played["replicated"]
     (tmp_path / "cases.json").write_text(json.dumps({"any": _case(each.folder, each.steps)}))
     ranks = start_ranks(tmp_path, 2, "fail", timeout_s=60)

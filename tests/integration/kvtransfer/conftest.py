@@ -57,7 +57,7 @@ def pair() -> Iterator[Pair]:
 
 @pytest.fixture
 def fill() -> Callable[[socket.socket], None]:
-    """Sends until nothing leaves any more: whoever reads at the other end has to begin first."""
+    """Return a function that sends until nothing leaves any more: the reader at the other end has to begin first."""
 
     def send(connection: socket.socket) -> None:
         for timeout_s, size in ((0.2, 1 << 16), (0.0, 1)):  # the last gap, too

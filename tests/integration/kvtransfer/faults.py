@@ -1,4 +1,4 @@
-"""What can happen to frames on their way: a link that tampers with them, and a machine in the middle that cuts it."""
+"""Faults of frames in transit: a link that tampers with them, and a machine in the middle that cuts it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tandem.kvtransfer.transports.tcp_socket import join_address, split_address
 
 Sending = tuple[Frame, bytes | None]
 Faults = Callable[[Frame, bytes | None], list[Sending]]
-"""What is sent in place of a frame: nothing, itself, several. Called on the link's thread."""
+"""The frames sent in place of a frame: none, itself, several. Called on the link's thread."""
 
 
 class FaultyLink:
@@ -75,7 +75,7 @@ class Proxy:
 
     @property
     def has_flipped(self) -> bool:
-        """Whether every flip that was asked for was done."""
+        """True if every requested flip was done."""
         with self._lock:
             return not self._flips
 

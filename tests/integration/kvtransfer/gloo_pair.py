@@ -41,7 +41,7 @@ class Pair:
 
 
 def outcome_of(transfer: Transfer) -> queue.SimpleQueue[str]:
-    """What a thread that waits for `transfer` is told."""
+    """Return the queue with the outcome for a thread that waits for `transfer`."""
     told: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def wait() -> None:

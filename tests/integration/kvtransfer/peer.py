@@ -44,7 +44,7 @@ def main() -> None:
 
 
 class SlowPool(HostPool):
-    """Tells of every write; the copy of number `halts_at` (reads and writes counted together) waits for the gate."""
+    """Reports every write; the copy of number `halts_at` (reads and writes counted together) waits for the gate."""
 
     def __init__(self, spec: KVGroupSpec, tp: int, data: memoryview) -> None:
         super().__init__(spec, tp, data)

@@ -20,14 +20,14 @@ MARK = TransferId(999_999_999)
 
 
 def dial_raw(endpoint: Endpoint, peer: Peer, secret: ClusterSecret) -> Link:
-    """A link whose frames arrive in the order of their sending."""
+    """Dial a link that delivers frames in the order of their sending."""
     if endpoint.transport == "tcp":
         return over_tcp.TcpLink.dial(endpoint.address, peer, secret, sockets=1)
     return find(endpoint.transport).dial(endpoint, peer, secret)
 
 
 class Raw:
-    """A bare link. `told` is what the receiver said, with plain ACKs of data left out: transports bundle those."""
+    """A bare link. `told` holds the receiver's replies, without plain ACKs of data: transports bundle those."""
 
     def __init__(self, link: Link, transport: str) -> None:
         self.link, self._transport = link, transport
@@ -57,7 +57,7 @@ class Raw:
             link._control.send(head + payload)
 
     def told(self) -> list[Reply]:
-        """All replies up to now. Raises LinkClosedError, with what the receiver said at last."""
+        """All replies up to now. Raises LinkClosedError, with the receiver's last reason."""
         self.send(
             Frame(
                 kind=FrameKind.OPEN, transfer=MARK, attempt=Attempt(1), source_incarnation=Incarnation(11),

@@ -54,7 +54,7 @@ NUM_BLOCKS = 64
 
 
 class GatedPool(HostPool):
-    """A pool whose reads or writes wait while a gate is shut; counts both."""
+    """A pool with reads or writes that wait while a gate is shut; counts both."""
 
     def __init__(self, spec: KVGroupSpec, tp: int, data: memoryview) -> None:
         super().__init__(spec, tp, data)
@@ -97,7 +97,7 @@ class Side:
         seed: int = 0,
         device: str = "",
     ) -> None:
-        """`device`: of torch's, in whose memory the pools lie; none = plain host memory."""
+        """`device`: of torch's, for the memory of the pools; none = plain host memory."""
         self.memory: dict[GroupId, Any] = {
             spec.group: bytearray(random.Random(seed + spec.group).randbytes(num_blocks * spec.block_bytes(tp)))
             if seed
@@ -205,7 +205,7 @@ class Rig:
         return raw
 
     def tamper(self, monkeypatch: pytest.MonkeyPatch, faults: Faults) -> None:
-        """Links that are dialled from now on do to their frames what `faults` says."""
+        """Apply `faults` to the frames of links that are dialled from now on."""
         usual = find(self.transport)
 
         def dial(*arguments: Any) -> FaultyLink:
@@ -214,7 +214,7 @@ class Rig:
         monkeypatch.setattr(dialer, "TRANSPORTS", {self.transport: replace(usual, dial=dial)})
 
     def sum_wrongly(self, monkeypatch: pytest.MonkeyPatch, pool: Any) -> None:
-        """What is read out of `pool` to be sent gets a checksum that is one bit off."""
+        """Make the checksum of data read from `pool` for sending one bit off."""
         if self.device:
             from tandem.kernels.payload_checksum import payload_checksum
 

@@ -90,7 +90,7 @@ class GatedDevicePool(DevicePool):
 
 
 class SlowDevicePool(DevicePool):
-    """Tells of every write; the copy of number `halts_at` (reads and writes counted together) waits for the gate."""
+    """Reports every write; the copy of number `halts_at` (reads and writes counted together) waits for the gate."""
 
     def __init__(self, spec: KVGroupSpec, tp: int, data: DeviceBytes, say: Callable[[str], None]) -> None:
         super().__init__(spec, tp, tensor_over(spec, tp, data))

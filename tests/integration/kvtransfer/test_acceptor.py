@@ -52,7 +52,7 @@ def test_connections_are_taken_again_once_there_are_descriptors(
 
 
 def test_strangers_keep_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The oldest of too many has to go, whoever it is; those who are in stay, up to the limit."""
+    """The oldest of too many has to go, known or not; those who are in stay, up to the limit."""
     monkeypatch.setattr(acceptor_module, "MAX_STRANGERS", 3)
     path = str(tmp_path / "sock")
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -94,7 +94,7 @@ def test_strangers_keep_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_there_are_never_more_threads_than_links_and_twice_the_strangers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stranger that has to go counts until its thread has noticed; who comes when that is too many is turned away."""
+    """A stranger that has to go counts until its thread has noticed; a further one over the limit is turned away."""
     monkeypatch.setattr(acceptor_module, "MAX_STRANGERS", 3)
     path, limit, served, release = str(tmp_path / "sock"), 2, threading.Semaphore(0), threading.Event()
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

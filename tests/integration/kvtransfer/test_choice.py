@@ -1,4 +1,4 @@
-"""How a sender picks its transport, and what it says about it."""
+"""A sender's choice of transport, and its report of it."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def rig(any_rig: Any) -> Any:
 
 @contextlib.contextmanager
 def served_deaf(rig: Any, pair: Pair, patience_s: float) -> Iterator[None]:
-    """A connection is served whose sender reads nothing any more; its end is awaited."""
+    """Serve a connection with a sender that reads nothing any more; wait for its end."""
     intake = Intake(
         incarnation=rig.RECEIVER, rank=Rank(0), pools=rig.side().pools, on_event=lambda _: None, clock=MonotonicClock()
     )
@@ -88,7 +88,7 @@ def test_a_sender_that_reads_no_replies_cannot_keep_an_ended_link(rig: Any, pair
 def test_a_sender_that_reads_nothing_cannot_keep_a_link_that_is_closed_on_it(
     rig: Any, pair: Pair, wait_until: WaitUntil, is_replying: bool
 ) -> None:
-    """Why its link ends cannot be said to it, neither at once nor behind a reply that has no room."""
+    """The reason of its link's end cannot be sent to it, neither at once nor behind a reply that has no room."""
     ours, theirs = pair.controls
     with served_deaf(rig, pair, rig.patience_s):
         if is_replying:
@@ -331,7 +331,7 @@ def test_links_come_and_go_without_a_trace(rig: Any, wait_until: WaitUntil) -> N
             assert isinstance(source.event(), SendFailed)
             receiver.cancel(ticket.transfer)
         wait_until(lambda: not receiver._listeners[0]._port._acceptor._connections)
-        while not target.events.empty():  # a transfer whose sender was closed fails, if it was announced
+        while not target.events.empty():  # a transfer with a closed sender fails, if it was announced
             assert isinstance(target.event(), Failed)
         usage.append((process.num_fds(), process.num_threads()))
     early = usage[10]

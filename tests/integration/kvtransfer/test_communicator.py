@@ -1,4 +1,4 @@
-"""What gloo's communicators promise: order, an end to every wait and to every rendezvous, nothing left behind."""
+"""Guarantees of gloo's communicators: order, an end to every wait and to every rendezvous, nothing left behind."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_an_abort_in_the_middle_of_a_payload_stops_its_bytes(first: str, monkeyp
     before = bytes(pair.receiver.staging)
     outcomes = [one.get(timeout=30) for one in told]
     assert bytes(pair.receiver.staging) == before
-    assert (outcomes[0] == "") <= (before == bytes(pair.sender.staging))  # who says that all has come is right
+    assert (outcomes[0] == "") <= (before == bytes(pair.sender.staging))  # a report that all has come is right
     pair.close()
 
 
@@ -128,7 +128,7 @@ def test_forty_at_once_beside_a_default_group_and_all_is_given_back() -> None:
 def test_a_rendezvous_that_breaks_off_is_reported_at_once() -> None:
     here, there = connected()
     control = ControlSocket(here)
-    there.sendall(b"\x08\0\0\0\x05\0no va")  # one byte short of what it says
+    there.sendall(b"\x08\0\0\0\x05\0no va")  # one byte short of the declared length
     there.close()
     with pytest.raises(LinkClosedError, match="broke off the rendezvous"):
         GlooCommunicator(control, RECEIVER_RANK, SIZE)

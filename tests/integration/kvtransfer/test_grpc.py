@@ -1,4 +1,4 @@
-"""What only a stream of gRPC can do: end while messages of it wait in this process, or lose a peer that is stopped."""
+"""Behaviour of a gRPC stream alone: it may end while messages wait in this process, or lose a peer that is stopped."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def grpc_rig(tmp_path: Path) -> Iterator[Rig]:
 def test_nothing_is_taken_from_a_stream_that_has_ended(
     grpc_rig: Rig, wait_until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What waits behind the frame in hand would be of a transfer that nobody fails any more."""
+    """Frames behind the frame in hand would belong to a transfer that no code fails any more."""
     target = grpc_rig.side()
     receiver = grpc_rig.receiver(target)
     endpoint = receiver.endpoints()[0]

@@ -1,5 +1,5 @@
-"""What `cuda_ipc` has beyond the conformance suite, on its twin in host memory: the ring in the sender's memory, what
-is read out of it while it is taken back, and the checksum that the device takes."""
+"""Features of `cuda_ipc` beyond the conformance suite, on its twin in host memory: the ring in the sender's memory,
+reads from it while it is taken back, and the checksum that the device takes."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ def test_a_payload_outside_the_ring_or_out_of_turn_ends_the_connection(rig: Rig,
 
 
 def test_a_sender_that_reads_nothing_cannot_keep_a_link_that_is_closed_on_it(rig: Rig, fill: Fill) -> None:
-    """Why its link ends cannot be said to it."""
+    """The reason of its link's end cannot be sent to it."""
     listener: Any = rig.receiver(rig.side())._listeners[0]
     peer = Peer(worker=WorkerId("p0"), incarnation=rig.SENDER, rank=Rank(0), host="h")
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -142,7 +142,7 @@ def test_a_receiver_that_refuses_shm_is_reached_over_tcp_with_a_warning(
 
 @pytest.fixture
 def slow_wire(any_rig: Any) -> Iterator[Callable[[Any], tuple[Throttle, list[Endpoint]]]]:
-    """A receiver on another host whose tcp goes through a throttle."""
+    """A receiver on another host, with tcp through a throttle."""
     made: list[Throttle] = []
 
     def build(receiver: Any) -> tuple[Throttle, list[Endpoint]]:
@@ -244,4 +244,4 @@ def test_closing_a_sender_while_it_measures_does_not_wait_for_the_end_of_it(any_
     sender.open(ticket)
     sender.close()
     assert source.event().reason == "the sender was closed"
-    assert all(not row.failure for row in speeds.rows())  # nobody failed
+    assert all(not row.failure for row in speeds.rows())  # no link failed

@@ -1,4 +1,4 @@
-"""What waits for a link hears of it when the link cannot be made, whatever the reason; and when a link is busy."""
+"""Waiting transfers learn that their link cannot be made, for any reason; and behaviour when a link is busy."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_transfer_without_a_thread_for_its_link_fails_at_every_rank(
             assert isinstance(failed, SendFailed)
             assert "can't start new thread" in failed.reason
             assert not sender.transfers()
-            assert isinstance(targets[0].event(), Failed)  # it was told that the sender gave up
+            assert isinstance(targets[0].event(), Failed)  # it was informed that the sender gave up
         sender.cancel(opened().transfer)  # the next one finds its links
         assert isinstance(source.event(), Quiesced)
         assert {link.rank for link in sender.links()} == {0, 1}

@@ -1,4 +1,4 @@
-"""What only a shared ring has to stand."""
+"""Faults that only a shared ring has to withstand."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.integration.kvtransfer.rig import Rig
 
 
 def test_a_position_that_no_ring_reaches_is_malformed(tmp_path: Path) -> None:
-    """What is freed behind it would be no number that a reply can carry."""
+    """The bytes freed behind it would be a number that no reply can carry."""
     rig = Rig("shm", tmp_path)
     try:
         receiver = rig.receiver(rig.side())
@@ -63,7 +63,7 @@ def test_at_an_abstract_name_this_user_alone_is_let_in(
 def test_a_sender_that_reads_nothing_cannot_keep_a_link_that_is_closed_on_it(
     tmp_path: Path, fill: Callable[[socket.socket], None]
 ) -> None:
-    """Why its link ends cannot be said to it."""
+    """The reason of its link's end cannot be sent to it."""
     rig = Rig("shm", tmp_path)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:

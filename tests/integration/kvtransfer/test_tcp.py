@@ -1,4 +1,4 @@
-"""What only raw sockets have to stand: strangers, dawdlers, IPv6, and the sockets of one link ending together."""
+"""Faults of raw sockets alone: strangers, dawdlers, IPv6, and the sockets of one link ending together."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_link_that_loses_one_of_its_sockets_ends(tcp_rig: Rig, number: int) ->
 
 
 def test_nothing_is_taken_from_a_link_of_which_a_socket_was_lost(tcp_rig: Rig, wait_until: Any) -> None:
-    """What the other socket still holds would be of a transfer that nobody fails any more."""
+    """Data in the other socket would belong to a transfer that no code fails any more."""
     target = tcp_rig.side()
     receiver = tcp_rig.receiver(target)
     endpoint = receiver.endpoints()[0]
@@ -124,7 +124,7 @@ def test_nothing_is_taken_from_a_link_of_which_a_socket_was_lost(tcp_rig: Rig, w
 def test_a_sender_that_reads_nothing_cannot_keep_a_link_that_is_closed_on_it(
     tcp_rig: Rig, fill: Any, wait_until: Any, is_replying: bool
 ) -> None:
-    """Why its link ends cannot be said to it, neither at once nor behind a reply that has no room."""
+    """The reason of its link's end cannot be sent to it, neither at once nor behind a reply that has no room."""
     listener: Any = tcp_rig.receiver(tcp_rig.side())._listeners[0]
     peer = Peer(worker=WorkerId("p0"), incarnation=tcp_rig.SENDER, rank=Rank(0), host="h")
     inbound = tcp_listener._Inbound(listener._intake, listener._intake.connect(peer), 2)

@@ -1,4 +1,4 @@
-"""Starts a process that waits for ever, says (its id, its parent) in the file that is named, and waits for ever, too.
+"""Starts a process that waits for ever, writes (its id, its parent) to the named file, and waits for ever, too.
 
 With `--exec` it becomes the probe, with the arguments that follow.
 """

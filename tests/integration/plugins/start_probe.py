@@ -1,4 +1,5 @@
-"""A program that says all that a process inherits or is given: `python -m tests.integration.plugins.start_probe …`."""
+"""A program that prints all that a process inherits or is given: `python -m tests.integration.plugins.start_probe
+…`."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time
 
 
 def start(folder: Path, program: str, *, waits: bool) -> tuple[subprocess.Popen[str], Path]:
-    """A run of one test that starts `program`, and the file in which it says what it started and made."""
+    """A run of one test that starts `program`, and the file that lists its processes and folders."""
     report = folder / "report"
     (folder / "test_it.py").write_text(SUITE.format(program=program, report=str(report), waits=waits))
     environment = {name: value for name, value in os.environ.items() if name not in (VARIABLE, "TMPDIR")}

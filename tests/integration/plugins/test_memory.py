@@ -1,4 +1,4 @@
-"""What a test leaves behind in cycles is given back before the next one begins."""
+"""Memory that a test leaves behind in cycles is given back before the next one begins."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Head:
 
 
 def start_keeper(config: NodeConfig, folder: Path, gpus: FakeGpus) -> Keeper:
-    """A keeper whose Ray runs; it says so, or why not."""
+    """A keeper with a running Ray; it reports success, or the reason of a failure."""
     path = folder / f"node-{config.port}.json"
     path.write_bytes(config_loader.dump(config))
     command = [sys.executable, "-m", "tandem.controlplane.ray.node", "--config", str(path)]
@@ -90,7 +90,7 @@ def token_file(folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
-    """A head with 4 CPUs and two GPUs that Ray is told of, on a machine whose `nvidia-smi` is ours."""
+    """A head with 4 CPUs and two GPUs declared to Ray, on a machine with a fake `nvidia-smi`."""
     folder = tmp_path_factory.mktemp("head")
     token = token_file(folder)
     config = NodeConfig(

@@ -1,4 +1,5 @@
-"""A driver without a Ray: `foreign_driver.py FOUND HEARD` finds what one file says and writes orders to another."""
+"""A driver without a Ray: `foreign_driver.py FOUND HEARD` finds the workers in one file and writes orders to
+another."""
 
 import json
 import sys

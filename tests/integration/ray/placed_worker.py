@@ -1,4 +1,4 @@
-"""Behaves like a worker towards an agent, and tells where it is. Run as `placed_worker.py [--option] --config FILE`."""
+"""Behaves like a worker towards an agent, and reports its place. Run as `placed_worker.py [--option] --config FILE`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A runner without Ray: `runner_program.py ORPHAN_S` obeys JSON lines and answers each with one. Its clock moves when
-it is told to."""
+"""A runner without Ray: `runner_program.py ORPHAN_S` obeys JSON lines and answers each with one. Its clock moves on
+request alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IP = "10.0.0.2"
 
 
 class Clock:
-    """Counts who looks at it."""
+    """Counts reads of the clock."""
 
     def __init__(self) -> None:
         self.time_s, self.looks = 0.0, 0

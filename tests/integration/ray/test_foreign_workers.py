@@ -1,4 +1,4 @@
-"""A worker that another release left is ended, and costs nobody else anything. The driver is a program without Ray."""
+"""A worker that another release left is ended, and affects no other. The driver is a program without Ray."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Joined:
         self._seen |= {child.pid for child in psutil.Process(self.process.pid).children(recursive=True)}
 
     def left(self) -> list[str]:
-        """What was below it and still runs."""
+        """Return the processes below it that still run."""
         assert self._seen
         return [_named(pid) for pid in self._seen if is_alive(pid)]
 

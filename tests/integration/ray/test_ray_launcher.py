@@ -1,4 +1,4 @@
-"""Workers placed by a real Ray: what they say is reported, how they end is noticed, nothing of them stays."""
+"""Workers placed by a real Ray: their output is reported, their ends are noticed, and they leave nothing behind."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_a_dead_agent_is_noticed_and_its_worker_dies_with_it(scene: Scene) -> No
 
 def test_a_place_that_cannot_be_had_says_what_is_missing(scene: Scene) -> None:
     async def run() -> None:
-        async with scene.launcher(place_timeout_s=0.5) as launcher:  # over at the first look, and yet it says why
+        async with scene.launcher(place_timeout_s=0.5) as launcher:  # over at the first look, and yet it has a reason
             for asked, missing in (
                 (spec(tp=8), "needs 8 CPU on one node: "),
                 (spec(hardware="h100"), "no node of class h100 (there are: small on "),
@@ -213,7 +213,7 @@ def test_a_place_whose_agent_does_not_answer_is_removed(
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    said = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))  # Ray has its say, too
+    said = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))  # Ray prints lines, too
     assert said == {"pid": said["pid"], "found": False, "groups": []}
     wait_for(lambda: not is_alive(said["pid"]))
 
@@ -257,7 +257,7 @@ def test_workers_outlive_the_driver_and_are_found_again(scene: Scene) -> None:
                 child for child in psutil.Process().children() if "tandem.controlplane.ray.driver" in child.cmdline()
             )
             driver.kill()
-            await launcher.start_worker(spec(D))  # while nobody listens
+            await launcher.start_worker(spec(D))  # while no launcher listens
             other = await _until(launcher, WorkerReady)
             assert other.worker_id == D
             assert not _is_gone(details)
@@ -278,7 +278,7 @@ def test_a_worker_that_another_controller_left_is_found_and_stopped(scene: Scene
                 (found,) = await second.running()
                 assert (found.worker_id, found.role, found.is_ready) == (P, RoleName.PREFILL, True)
                 await second.stop(P, grace_s=20)
-                # Whoever of the two hears of the end first removes the place, under the other's eyes.
+                # The launcher that learns of the end first removes the place, while the other one still uses it.
                 ends = [(await _until(launcher, WorkerExited)).reason for launcher in (first, second)]
                 assert any("exit code 0" in reason for reason in ends), ends
                 wait_for(lambda: _is_gone(details))

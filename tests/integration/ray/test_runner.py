@@ -29,7 +29,7 @@ PATIENCE_S = 60.0
 
 
 class RunnerProcess:
-    """`runner_program.py`, told from here. A call that hangs ends the program, and with it the test."""
+    """`runner_program.py`, controlled from here. A call that hangs ends the program, and with it the test."""
 
     def __init__(self, folder: Path, path: str, orphan_s: float) -> None:
         variables = {**os.environ, "PATH": path, "TANDEM_STATE_DIR": str(folder / "state")}
@@ -69,7 +69,7 @@ class RunnerProcess:
         return self.reports[-1]
 
     def ready(self) -> dict[str, Any]:
-        """What the worker says of itself, after nothing but that it loads."""
+        """Return the worker's own description, after nothing but the report that it loads."""
         assert self.next() == {"progress": "loading weights"}
         return dict(self.next()["ready"])
 
@@ -177,7 +177,7 @@ def test_the_bundled_model_is_found_wherever_it_is(runner: RunnerProcess) -> Non
 
 
 def held(gpus: FakeGpus, wait_s: float) -> tuple[Charge, str]:
-    """A charge for a GPU that somebody holds, and how that is told."""
+    """A charge for a GPU that another process holds, and the message about it."""
     holds = gpus.hold(1, 61440, 7)
     return dataclasses.replace(charge(), gpus=("0", "1"), gpu_wait_s=wait_s), f"on {IP}, {holds}"
 

@@ -1,4 +1,4 @@
-"""What tests of batches do again and again, with the `openai` client."""
+"""Repeated steps of batch tests, with the `openai` client."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def keeping(tmp_path_factory: pytest.TempPathFactory, redis: PrivateRedis) -> It
 
 @pytest.fixture
 def slow(build: Build, redis: PrivateRedis, tmp_path: Path) -> House:
-    """Answers take their time. Everybody is let in; the tenant "other" has a key."""
+    """Answers take their time. All clients are let in; the tenant "other" has a key."""
     store = StoreSection(dir=str(tmp_path / "files"), batch_requests_at_once=4)
     house = build(
         cluster=tmp_path.name, redis_url=redis.url, store=store, script=Script(step_s=0.05), start=False,

@@ -42,7 +42,7 @@ async def serving(app: App) -> AsyncIterator[int]:
 
 
 async def answer(streams: Streams) -> tuple[bytes, bytes]:
-    """The status line and the body of an answer that says how long it is."""
+    """The status line and the body of an answer with a declared length."""
     reader = streams[0]
     head = await reader.readuntil(b"\r\n\r\n")
     length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))

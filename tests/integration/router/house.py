@@ -51,7 +51,7 @@ class Record:
 
 
 class ListedDirectory:
-    """A registry that says what `workers` were when it was last told that they changed."""
+    """A registry that returns `workers` as of the last notification that they changed."""
 
     def __init__(self) -> None:
         self.workers: dict[WorkerId, ScriptedWorker] = {}
@@ -71,7 +71,7 @@ class ListedDirectory:
 
 
 class ListedKeys:
-    """A store of API keys in memory; `watch` hears of nothing but `lose`."""
+    """A store of API keys in memory; `watch` reports nothing but `lose`."""
 
     def __init__(self) -> None:
         self.kept: dict[str, ApiKey] = {}
@@ -143,14 +143,14 @@ class House:
         self.call(wait_for_async(condition, timeout_s), timeout_s + 5)
 
     def wait_ready(self) -> None:
-        """Until it serves, has met every worker that runs and that it was told of, and has tried all that it wants to
-        try: it is ready as soon as one pair has answered."""
+        """Wait until it serves, has met every running worker that it knows of, and has tried all that it wants to try:
+        it is ready as soon as one pair has answered."""
         self.wait(self._is_calm)
 
     def _is_calm(self) -> bool:
         readiness, told = self.router.readiness, self.directory.workers
         links = [self.router.table.link(name) for name, worker in told.items() if worker.is_running]
-        is_missing = bool(readiness.missing())  # looks at who is here
+        is_missing = bool(readiness.missing())  # reads the connected workers
         tried = [key for keys in readiness._tried.values() for key in keys]
         has_met_all = all(link is not None and link.is_up for link in links)
         return not is_missing and has_met_all and readiness._proven.issuperset(tried)
@@ -185,7 +185,7 @@ class House:
         return body
 
     def metric(self, name: str) -> float:
-        """Sum of all samples whose line starts with `name`."""
+        """Return the sum of all samples on lines that start with `name`."""
         lines = httpx.get(f"{self.url}/metrics").text.splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
 

@@ -14,7 +14,7 @@ PATIENCE_S = 30.0
 
 class Knocking:
     """`statuses`: of whole answers; `broken`: connections that were made and ended without one; `refused`: clients that
-    found the port closed, who knock no more."""
+    found the port closed, and stop trying."""
 
     def __init__(self, url: str) -> None:
         where = urlsplit(url)

@@ -55,16 +55,16 @@ class Script:
     is_held: bool = False
     """Compute no prompt for as long as this is so."""
     chunk_tokens: int = 3
-    """Prompt tokens whose log-probabilities it tells at once."""
+    """Prompt tokens whose log-probabilities it reports at once."""
     cached_tokens: int = 0
     stall_at: int | None = None
-    """Say nothing from this output index on."""
+    """Send nothing from this output index on."""
     refuse: tuple[str, str] | None = None
     """Code and message for every submission."""
     duplicates: bool = False
     other_attempts: bool = False
     is_stubborn: bool = False
-    """Go on with choices that nobody wants more of."""
+    """Go on with choices that were cancelled."""
     is_mute: bool = False
     """Answer nothing at all, pings included, after the hello."""
     version: str = field(default_factory=release)
@@ -83,7 +83,7 @@ class Fabric:
 
 @dataclass
 class ScriptedWorker:
-    """`address` is known after `start`. Everything it was told is kept for tests to look at."""
+    """`address` is known after `start`. All that it received is kept for tests to look at."""
 
     worker: WorkerId
     role: RoleName
@@ -147,7 +147,7 @@ class ScriptedWorker:
 
     @property
     def facts(self) -> MadeUpWorker:
-        """What it says of itself."""
+        """Return its own description."""
         return MadeUpWorker(
             worker=self.worker, incarnation=self.incarnation, role=self.role, address=self.address, model=self.model,
             fingerprint=self.fingerprint, block_tokens=self.block_tokens, max_model_len=self.max_model_len,

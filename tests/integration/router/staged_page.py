@@ -1,4 +1,4 @@
-"""The page's real files and stream before a made-up cluster, whose every word has something added to it."""
+"""The page's real files and stream before a made-up cluster, with something added to its every word."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ SPANS = (("wait", 0.0, 0.1), ("queue", 0.1, 0.3), ("prefill", 0.3, 0.9), ("trans
 
 
 def sections(added: str) -> dict[str, Any]:
-    """What the stream says of five workers of a role, each in another state; `added` ends every text that could come
-    from outside."""
+    """Return the stream's sections for five workers of a role, each in another state; `added` ends every text that
+    could come from outside."""
     workers = [_worker(f"{role}-{n}{added}", role, state, added) for role in ("prefill", "decode")
                for n, state in enumerate(STATES)]  # fmt: skip
     p, d = workers[0]["worker"], workers[len(STATES)]["worker"]
@@ -70,7 +70,7 @@ def trace(request: str, prefill: str, decode: str, added: str) -> dict[str, Any]
 
 @contextlib.contextmanager
 def staged(said: Mapping[str, Any], added: str) -> Iterator[str]:
-    """The address of an admin port that takes any key, and whose sections say `said`."""
+    """The address of an admin port that takes any key, with `said` in its sections."""
     desk = LiveDesk({name: _saying(value) for name, value in said.items()}, MonotonicClock())
 
     async def stream(request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""How a listening socket is left: nobody who is in its queue is reset, on a port of one listener or of several."""
+"""Leaving a listening socket: no client in its queue is reset, on a port of one listener or of several."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_nobody_new_is_in_the_queue_and_who_is_in_it_is_heard() -> None:
         assert queued(leaving) == waiting
         _answer_all(leaving)
         leaving.close()
-        for each in late:  # whoever was not let in asks once more after a second
+        for each in late:  # clients that were not let in ask once more after a second
             each.settimeout(PATIENCE_S)
             each.sendall(b"?")
         _answer_all(staying)

@@ -1,4 +1,4 @@
-"""Requests that wait in a router: fair between keys, cancelled, late, too many; what clients are told, everywhere."""
+"""Requests that wait in a router: fair between keys, cancelled, late, too many; and the answers that clients get."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def post(house: House, headers: dict[str, str] | None = None, **more: Any) -> ht
 
 @pytest.fixture
 def busy(build: Build) -> Iterator[House]:
-    """A house whose only prefill worker does not go on with its first prompt."""
+    """A router with an only prefill worker that does not go on with its first prompt."""
     house = build(admission=ONE_AT_A_TIME, slo=SLO)
     with held(house, 1) as pool:
         pool.submit(post, house)
@@ -49,7 +49,7 @@ def busy(build: Build) -> Iterator[House]:
 
 @contextmanager
 def held(house: House, threads: int) -> Iterator[ThreadPoolExecutor]:
-    """Clients in threads of their own, all of whom are served when this ends, and none before."""
+    """Clients in threads of their own, all of them served when this ends, and none before."""
     house.wait_ready()
     script = house.workers["prefill-0"].script
     script.is_held = True
@@ -153,7 +153,7 @@ def test_over_grpc(busy: House) -> None:
 
 
 def test_fair_between_keys(build: Build) -> None:
-    """Whoever sends one request does not wait for all of somebody who sent seven before."""
+    """A client with one request does not wait for all of another one's seven earlier requests."""
     house = build(admission=ONE_AT_A_TIME)
     keys = {}
     for tenant in ("greedy", "modest"):

@@ -1,4 +1,4 @@
-"""What the HTTP and gRPC front doors make of parameters that no engine hears of."""
+"""Handling of parameters in the HTTP and gRPC APIs that no engine receives."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def generate(house: House, **more: Any) -> list[i.GenerateResponse]:
 
 
 def salt_of(house: House) -> bytes:
-    """The salt that both workers were told last, under which both computed the same hashes as the router."""
+    """Return the last salt of both workers, under which both computed the same hashes as the router."""
     prefill, decode = house.workers["prefill-0"], house.workers["decode-0"]
     assert not prefill.hash_mismatches
     assert not decode.hash_mismatches

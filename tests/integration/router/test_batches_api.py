@@ -258,7 +258,7 @@ def test_cancelled(slow: House) -> None:
 
 
 def test_interactive_requests_go_first(slow: House) -> None:
-    """While somebody waits for a worker, batches stop; when nobody does, they go on."""
+    """While a client waits for a worker, batches stop; when none does, they go on."""
     with openai.OpenAI(base_url=f"{slow.url}/v1", api_key="none", max_retries=0) as client:
         batch = start(client, *(request(str(n), prompt="a", max_tokens=10) for n in range(60)))
         slow.wait(lambda: any(flight.is_background for flight in slow.router.dispatcher.flights))
@@ -287,7 +287,7 @@ def test_another_directory_is_refused(build: Build, redis: PrivateRedis, keeping
 
 
 def test_no_latency_of_a_client(client: openai.OpenAI, keeping: House) -> None:
-    """Batches count in totals, but how long they wait is nobody's time to first token."""
+    """Batches count in totals, but their waiting time counts in no time to first token."""
     latencies = [f"tandem_{name}_seconds_count" for name in ("time_to_first_token", "request_duration")]
     before = [keeping.metric(name) for name in latencies]
     tokens = keeping.metric("tandem_generation_tokens_total")
@@ -324,7 +324,7 @@ def test_another_router_goes_on(build: Build, redis: PrivateRedis, tmp_path: Pat
 def test_a_lost_lease_stops_everything_until_it_is_free(
     slow: House, redis: PrivateRedis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Somebody else owns the directory for a while: nothing runs here meanwhile, then everything ends as usual."""
+    """Another owner holds the directory for a while: nothing runs here meanwhile, then everything ends as usual."""
     caplog.set_level(logging.INFO, "tandem.router.storage.batches.runner")
     owner = Keys(slow.config.cluster).batch_owner
 

@@ -19,7 +19,7 @@ from tests.integration.router.house import Build, House, builder
 FIVE = {"anonymous": BudgetSection(requests_per_minute=30)}
 """Five at once, and another every two seconds."""
 ONE = {"anonymous": BudgetSection(requests_per_minute=3)}
-"""One at once, and another every twenty seconds: whoever is refused is refused for some time."""
+"""One at once, and another every twenty seconds: a refused client is refused for some time."""
 
 
 def post(house: House, **more: Any) -> httpx.Response:

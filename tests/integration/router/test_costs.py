@@ -77,7 +77,7 @@ VALUES: dict[str, bytes] = {
     "escaped quotes": b'"' + b'\\"' * ((LARGEST - 1000) // 2) + b'"',
     "a wide text": '"{}"'.format("a" * (LARGEST - 1000) + "\U0001f600").encode(),
 }
-"""What may stand where something else is expected, up to each bound of a whole body."""
+"""Values that may stand in place of another type, up to each bound of a whole body."""
 for _element in (b"{}", b"[]", b'""', b"1", b"1.5", b'"a"', b'{"a":{}}'):
     _name = _element.decode()
     VALUES[f"256 KiB of {_name}"] = filling(_element, LONG_BODY_BYTES - 1000)
@@ -85,8 +85,8 @@ for _element in (b"{}", b"[]", b'""', b"1", b"1.5", b'"a"', b'{"a":{}}'):
 
 
 def bodies(one: Operation, value: bytes) -> Iterator[bytes]:
-    """Of this operation: `value` in place of each field that holds more than a number, of one that nobody knows, and
-    inside of a message."""
+    """Yield bodies of this operation: `value` in place of each field that holds more than a number, of an unknown
+    field, and inside of a message."""
     assert one.body is not None
     kept = {"model": "tiny", **NEEDED[one.name]} if "model" in one.body.model_fields else NEEDED[one.name]
     names = [name for name, field in one.body.model_fields.items() if "list" in str(field.annotation) + name

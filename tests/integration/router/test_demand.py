@@ -1,4 +1,4 @@
-"""What a router tells the planner, through a real Redis, and what the admin port says of the planner."""
+"""A router's demand reports to the planner, through a real Redis, and the planner's report on the admin port."""
 
 from __future__ import annotations
 

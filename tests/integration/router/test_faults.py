@@ -1,4 +1,4 @@
-"""What the router does when clients leave, workers die, stall, refuse or talk nonsense."""
+"""Behaviour of the router when clients leave, and when workers die, stall, refuse or send nonsense."""
 
 from __future__ import annotations
 

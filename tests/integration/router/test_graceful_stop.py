@@ -1,4 +1,4 @@
-"""A router that is told to stop: nothing new, whoever is being answered hears the rest, and nobody waits for ever."""
+"""A router that is asked to stop: no new requests, running answers are completed, and no wait is endless."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.integration.router.scripted_worker import Fabric, Script, ScriptedWor
 from tools.waiting import wait_for, wait_for_async
 
 MANY = 400
-"""Tokens of an answer that is far from complete when the router is told to stop."""
+"""Tokens of an answer that is far from complete when the router is asked to stop."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Served:
         return self.client.stream("POST", f"{self.url}/v1/completions", json=whole)
 
     async def stop(self) -> None:
-        """Tell it, and wait until it has taken notice."""
+        """Ask it to stop, and wait until it has taken notice."""
         self.process.send_signal(signal.SIGTERM)
         await wait_for_async(self._is_not_ready)
 
@@ -79,7 +79,7 @@ class Served:
 async def served(
     config: RouterConfig, redis_url: str, folder: Path, drain_s: float, processes: int = 1
 ) -> AsyncIterator[Served]:
-    """A router with a pair of workers whose answers take twenty seconds."""
+    """A router with a pair of workers, with answers that take twenty seconds."""
     settings = replace(config.settings, drain_s=drain_s, processes=processes)
     store = StoreSection(dir=str(folder / "files"))
     secret, script, fabric = ClusterSecret.load(Path(config.secret_file)), Script(step_s=0.05), Fabric()
@@ -228,7 +228,7 @@ def test_nobody_is_reset_while_processes_end_one_by_one(config: RouterConfig, re
             with knocking(on.url, clients=6) as knock:
                 async with on.send() as answer:
                     await wait_for_async(lambda: knock.statuses[200] > 20)
-                    for pid in (*pids, on.process.pid):  # as a supervisor does that tells all of them
+                    for pid in (*pids, on.process.pid):  # as a supervisor does that signals all of them
                         os.kill(pid, signal.SIGTERM)
                     await wait_for_async(lambda: sum(map(is_gone, pids)) == 2)
                     told = knock.statuses[503]

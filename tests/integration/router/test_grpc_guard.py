@@ -1,4 +1,4 @@
-"""The gRPC door: who has no key is refused unread, and what a message holds is bounded before it is decoded."""
+"""The gRPC API: a client without a key is refused unread, and the size of a message is bounded before it is decoded."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_refused_call_leaves_no_cycle(shared: House, method: str, name: str) -
 
 @contextlib.contextmanager
 def frames_in_garbage() -> Iterator[list[str]]:
-    """What of frames only a collection frees of all that was made in the context."""
+    """Collect frames made in the context that only a garbage collection frees."""
     found: list[str] = []
     gc.collect()
     gc.disable()
@@ -174,7 +174,7 @@ def test_few_calls_without_a_key_are_open_at_a_time(build: Build, monkeypatch: p
 
 
 def open_again(stub: Any) -> Iterator[Any]:
-    """Until a place is free: the server hears of a cancel a little later."""
+    """Until a place is free: the server learns of a cancel a little later."""
     ends_s = time.monotonic() + 60
     while time.monotonic() < ends_s:
         with contextlib.suppress(grpc.RpcError):

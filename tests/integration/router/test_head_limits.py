@@ -1,4 +1,4 @@
-"""What a connection may send, and how long it may take, before anybody knows who it is."""
+"""Limits of a connection's bytes and time before its client is authenticated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tenant may keep is bounded and refused by name; other tenants, and what is not kept, go on."""
+"""A tenant's storage is bounded and refused by name; other tenants, and requests that store nothing, go on."""
 
 from __future__ import annotations
 
@@ -150,8 +150,8 @@ async def _fill(url: str) -> None:
             name = f"resp_{number:032x}"
             await store.save(StoredResponse(id=name, tenant="t", body=b"b" * 200_000, items=b"[]", turn=b"[]"))
     except UnavailableError as error:
-        assert "maxmemory" in error.why  # noqa: PT017 - how many fit is the server's to say
-    # What connections hold comes and goes: not so near to the bound that a small one fits at times.
+        assert "maxmemory" in error.why  # noqa: PT017 - how many fit depends on the server
+    # Memory of connections comes and goes: not so near to the bound that a small one fits at times.
     await redis.config_set("maxmemory", (await redis.info("memory"))["used_memory"] // 2)
     await redis.aclose()
 

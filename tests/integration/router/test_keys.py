@@ -1,4 +1,4 @@
-"""API keys over both front doors and the admin port: who gets in, who is told what, and how it is said."""
+"""API keys over both APIs and the admin port: access, visible data, and the messages."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_tenants_share_no_blocks_and_keys_of_one_tenant_do(keyed: House) -> None
     ],
 )  # fmt: skip
 def test_an_open_router_is_asked_as_this_machine(shared: House, keyed: House, host: str, status: int) -> None:
-    """A page whose name is made to point to this machine is of the same origin to a browser."""
+    """A page under a name that points to this machine is of the same origin to a browser."""
     answer = httpx.post(f"{shared.url}/v1/completions", json=TEXT, headers={"host": host})
     assert answer.status_code == status
     if status == 403:

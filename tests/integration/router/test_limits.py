@@ -1,4 +1,4 @@
-"""What takes long, is much or comes from a page of another origin: done beside the event loop, bounded, or refused."""
+"""Long, large or cross-origin work: done beside the event loop, bounded, or refused."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_more_messages_than_anybody_writes_are_refused(shared: House, path: str,
 
 
 class Places:
-    """Which threads were in a function."""
+    """The threads that were in a function."""
 
     def __init__(self) -> None:
         self.threads: list[str] = []

@@ -1,4 +1,4 @@
-"""Links follow the registry and trust nobody but the incarnation that it names."""
+"""Links follow the registry and trust only the incarnation that it names."""
 
 from __future__ import annotations
 

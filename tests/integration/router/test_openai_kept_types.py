@@ -1,4 +1,5 @@
-"""What clients leave here is valid as the `openai` package types it, in the raw JSON: its client checks nothing."""
+"""Objects that clients store here are valid as the `openai` package types them, in the raw JSON: its client checks
+nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A short slice of `make proof NAME=api`: schemathesis against a router whose workers are scripted."""
+"""A short slice of `make proof NAME=api`: schemathesis against a router with scripted workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page's files and its stream through a real admin port: what is let in, what is sent, what browsers are told."""
+"""The page's files and its stream through a real admin port: access, contents, and headers for browsers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FILES = sorted(path.name for path in STATIC.iterdir())
 
 @contextlib.contextmanager
 def watching(house: House, **headers: str) -> Iterator[Iterator[tuple[str, Any]]]:
-    """(section, what it says) as they come."""
+    """Yield (section, its content) as they come."""
     with httpx.stream("GET", f"{house.admin_url}/admin/v1/live", headers=KEY | headers, timeout=20) as answer:
         assert answer.status_code == 200
         assert answer.headers["content-type"].startswith("text/event-stream")

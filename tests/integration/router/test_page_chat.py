@@ -1,4 +1,4 @@
-"""The page's chat: through the admin port to the API's, with all that the API says; cancelled when the page leaves."""
+"""The page's chat: through the admin port to the API's, with the API's whole answer; cancelled when the page leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client sends behind a request that is not answered yet is bounded, in requests and in bytes."""
+"""Requests sent behind an unanswered request are bounded, in number and in bytes."""
 
 from __future__ import annotations
 

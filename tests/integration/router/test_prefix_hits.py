@@ -1,4 +1,4 @@
-"""What a router expects of workers that it just sent prompts to, and how it counts what they really found."""
+"""Expected prefix hits on workers that just got prompts, and the count of the hits really found."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ async def _slo_classes_go_to_all(admin: Admin, url: str) -> None:
 
 
 async def _the_page_shows_all(admin: Admin) -> None:
-    """What processes have each for themselves is put together, and the chat reaches the ports that they share."""
+    """The state of each process is merged, and the chat reaches the ports that they share."""
     assert (await admin.http.get("/ui/")).headers["content-security-policy"].startswith("default-src 'none'")
     for path in ("/admin/v1/live", "/admin/v1/traces", "/admin/v1/figures"):
         assert (await admin.http.get(path, headers={"authorization": "Bearer no"})).status_code == 401, path
@@ -225,7 +225,8 @@ async def _one_dies(admin: Admin, url: str, victim: int, other: int) -> None:
 
 
 async def _who_came_back_knows_it(admin: Admin, url: str) -> None:
-    """What all were told before it started. It is the first one, which the parent asks what any of them can answer."""
+    """Settings sent to all before it started. It is the first one, which the parent queries where any of them can
+    answer."""
     classes = (await admin.http.get("/admin/v1/slo")).json()["classes"]
     assert {"slo": "added", "ttft_s": 60.0, "itl_s": 0.0} in classes
     assert (await admin.http.get("/admin/v1/route/policy")).json()["policy"] == "round_robin"
@@ -268,7 +269,7 @@ def test_an_ipv6_address(config: RouterConfig) -> None:
 
 
 async def _ipv6(config: RouterConfig) -> None:
-    """It stands in brackets wherever a port follows it: in what launchers are told, and for gRPC."""
+    """It stands in brackets wherever a port follows it: in addresses for launchers, and for gRPC."""
     async with worker(config), running(config) as (_, ready):
         assert ready["http"].startswith("http://[::1]:")
 

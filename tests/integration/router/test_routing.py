@@ -1,4 +1,4 @@
-"""What operators and clients see of routing: explanations, the opt-in header, and another policy under load."""
+"""Routing as seen by operators and clients: explanations, the opt-in header, and another policy under load."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_the_second_of_two_writers_is_told(house: House) -> None:
 
 
 def test_a_rollout_that_ends_meanwhile_is_a_conflict_too(house: House) -> None:
-    """Its last step changes the revision of the pools, which nobody else may."""
+    """Its last step changes the revision of the pools, which no other writer may."""
     after = propose(house, {"verb": "restart", "worker": "decode-0"})[1]["after"]
     done = tuple(replace(pool, revision="r2") for pool in START.pools)
     save(house, replace(START, version=2, pools=done))

@@ -1,4 +1,4 @@
-"""What answers show besides new text: echoed prompts, log-probabilities of prompts, token ids, the best of several."""
+"""Parts of answers besides new text: echoed prompts, log-probabilities of prompts, token ids, the best of several."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def generate(house: House, request: i.GenerateRequest) -> list[i.GenerateRespons
 
 
 def said(house: House, choice: int = 0) -> list[int]:
-    """What the workers answer to PROMPT."""
+    """Return the workers' answer to PROMPT."""
     submit = next(s for s in house.workers["prefill-0"].submitted[::-1] if list(s.prompt) == IDS)
     return house.workers["prefill-0"].script.answer(submit, choice)
 

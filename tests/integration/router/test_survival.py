@@ -1,4 +1,4 @@
-"""Who fails × when × what was asked for: with a spare worker of that role the client gets the undisturbed answer."""
+"""Failing worker × time × kind of request: with a spare worker of that role the client gets the undisturbed answer."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_worker_dies(house: House, kind: str, role: str, trouble: Script, toke
     ],
 )  # fmt: skip
 def test_a_worker_refuses(house: House, role: str, code: str, cause: str) -> None:
-    """All of them at first, so that somebody has to get a second chance."""
+    """All of them at first, so that one of them has to get a second chance."""
     undisturbed = get(house, ASKS["n=2"])
     _set(house, role, Script(refuse=(code, "not today")))
     able = [worker for name, worker in house.workers.items() if name.startswith(role)]
@@ -148,7 +148,7 @@ def test_a_worker_falls_silent(house: House, role: str, stall_at: int) -> None:
 
 
 def test_a_stop_string_across_a_death(house: House) -> None:
-    """It begins in what the first worker said and ends in what the second one says."""
+    """It begins in the first worker's output and ends in the second one's."""
     whole = get(house, COMPLETION | {"logprobs": 0}).choices[0]
     offsets = [entry[-1] for entry in whole.logprobs]
     at = next(n for n in range(4, 20) if offsets[n + 1] - offsets[n - 1] >= 2 and offsets[n] - offsets[n - 1] >= 1)

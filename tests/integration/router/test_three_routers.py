@@ -1,4 +1,4 @@
-"""Three routers on one Redis find as many prefixes as one: each sees what workers publish, hears what others sent."""
+"""Three routers on one Redis find as many prefixes as one: each sees published blocks, and the others' dispatches."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ALLOWED = 0.02
 
 
 class Worker:
-    """A prefix cache that forgets what was not used for longest, and tells Redis."""
+    """A prefix cache with LRU eviction that publishes to Redis."""
 
     def __init__(self, redis: Any, keys: Keys, number: int) -> None:
         self.facts = facts(f"p{number}", RoleName.MIXED, incarnation=new_incarnation())
@@ -69,7 +69,7 @@ class Worker:
 
 
 class Router:
-    """What a router knows and decides: index, own dispatches, cost. Reports tell it of the work of others."""
+    """A router's knowledge and decisions: index, own dispatches, cost. Reports carry the work of others."""
 
     def __init__(self, redis: Any, keys: Keys, clock: ManualClock) -> None:
         self.replica = IndexReplica(redis, keys)
@@ -123,8 +123,8 @@ def prompts() -> list[list[int]]:
 
 
 async def hit_rate(url: str, cluster: str, count: int) -> float:
-    """Blocks found of all blocks asked for, when `count` routers take turns; requests arrive AT_ONCE at a time, late
-    enough to be heard of, and the index follows in between."""
+    """Return the blocks found of all blocks asked for, when `count` routers take turns; requests arrive AT_ONCE at a
+    time, late enough for reports to arrive, and the index follows in between."""
     keys, rng, clock = Keys(cluster), random.Random(5), ManualClock()
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
         redis = await connect(url)
@@ -165,14 +165,14 @@ async def hit_rate(url: str, cluster: str, count: int) -> float:
                 hits += workers[worker_id].compute(hashes)
                 asked += len(hashes)
                 router.done(request, worker_id)
-            clock.advance(PENDING_S)  # what was sent is over for everybody; the index has it
+            clock.advance(PENDING_S)  # dispatches have expired everywhere; the index has them
         for task in tasks:
             task.cancel()
     return hits / asked
 
 
 async def _until_they_know_each_other(routers: Sequence[Router], clock: ManualClock) -> None:
-    """Nobody is told anything by who takes himself for alone."""
+    """A router that believes it is the only one sends no reports."""
     lone = [router.speculation for router in routers] if len(routers) > 1 else []
     while lone := [speculation for speculation in lone if speculation.is_alone]:
         clock.advance(PENDING_S)

@@ -1,4 +1,4 @@
-"""What a client got of an answer, streamed or whole, in a form that can be compared: chunk boundaries do not count."""
+"""A client's answer, streamed or whole, in a form that can be compared: chunk boundaries do not count."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass
 class Choice:
-    """Everything about one choice, put together; `roles` and `finishes` count how often they were said."""
+    """Everything about one choice, put together; `roles` and `finishes` count how often they were sent."""
 
     text: str = ""
     logprobs: list[Any] = field(default_factory=list)

@@ -52,8 +52,8 @@ def block(number: int) -> BlockHash:
 
 
 class HostedWorker:
-    """Lease and publisher of one worker; beats quickly and registers anew when told that the lease is lost. Where it
-    does not beat, the lease lasts as long as a test may."""
+    """Lease and publisher of one worker; beats quickly and registers anew when it learns that the lease is lost. Where
+    it does not beat, the lease lasts as long as a test may."""
 
     def __init__(self, redis: Redis, keys: Keys, name: str, *, lease_s: float = 60.0, **options: Any) -> None:
         self.id = WorkerId(name)

@@ -1,4 +1,4 @@
-"""Files, batches, responses and the owner's lease on a real server: who may write, what is listed, what expires."""
+"""Files, batches, responses and the owner's lease on a real server: write permission, listing, expiry."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_an_owner_that_lost_its_lease_changes_nothing(run: Any) -> None:
         store, lease = BatchStore(redis, KEYS), OwnerLease(redis, KEYS.batch_owner, 60)
         files = FileStore(redis, KEYS)
         assert await store.save(batch(1)) is Saved.DONE
-        assert await store.save(following(batch(1)), ME) is Saved.LOST  # nobody holds it
+        assert await store.save(following(batch(1)), ME) is Saved.LOST  # it has no holder
         assert await lease.hold(OTHER)
         ended = following(batch(1), BatchStatus.COMPLETED)
         assert await store.save(ended, ME, [replace(file(1), is_uploaded=True)]) is Saved.LOST

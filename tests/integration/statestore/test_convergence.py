@@ -121,7 +121,7 @@ def test_the_replica_converges(
 def test_a_killed_redis_comes_back(
     server: PrivateRedis, client: Any, until: Any, running: Any, hosted_worker: Any
 ) -> None:
-    """kill -9, restart on the same data, then kill -9 and restart on none: nobody lapses, everybody converges."""
+    """kill -9, restart on the same data, then kill -9 and restart on none: no lease lapses, all readers converge."""
 
     async def scenario() -> None:
         keys = Keys("test")

@@ -74,7 +74,7 @@ EARLIER = {
     "members": [{"worker_id": f"m-{n}", "pool": "m", "role": "mixed", "is_cordoned": n == 1, "restart_generation": n,
                  "revision": ""} for n in range(2)],
 }  # fmt: skip
-"""As the release before wrote it, whose members had no deadlines of their own."""
+"""As the release before wrote it, with members that had no deadlines of their own."""
 
 
 def test_a_record_of_the_release_before_is_read_and_drains_keep_its_deadline(server: PrivateRedis, client: Any) -> None:

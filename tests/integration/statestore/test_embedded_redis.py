@@ -115,7 +115,7 @@ KEYS = 24_576
 
 
 def test_a_server_that_loads_its_data_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long that takes, for time-outs are for those that say nothing. Loading is slow here by a setting."""
+    """However long that takes, for time-outs are for silent servers. Loading is slow here by a setting."""
     with PrivateRedis.start(tmp_path / "d", "pw") as server:
         asyncio.run(_fill(server.url, KEYS))
     settings, now_s = embedded_redis._settings, time.monotonic

@@ -47,7 +47,7 @@ def full(tmp_path: Path, client: Any) -> Iterator[PrivateRedis]:
                 store = ResponseStore(redis, KEYS, 1000.0, 1 << 40)
                 with pytest.raises(UnavailableError, match="maxmemory"):
                     await _save_all(store)
-                # What connections hold comes and goes: not so near to the bound that a small one fits at times.
+                # Memory of connections comes and goes: not so near to the bound that a small one fits at times.
                 await redis.config_set("maxmemory", (await redis.info("memory"))["used_memory"] - 300_000)
 
         asyncio.run(fill())

@@ -1,4 +1,4 @@
-"""What tenants keep is counted exactly, whatever becomes of it, and refused beyond its bound; on a real server."""
+"""Tenants' stored bytes are counted exactly, through every change, and refused beyond the bound; on a real server."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def response(name: str, size: int, tenant: str = "t", chain: tuple[str, ...] = (
 
 
 async def truth(redis: Any, tenant: str, names: list[str]) -> int:
-    """What the responses of a tenant that are there count as, read one by one."""
+    """Return the counted bytes of a tenant's existing responses, read one by one."""
     total = 0
     for name in names:
         fields = await redis.hgetall(KEYS.response(name))

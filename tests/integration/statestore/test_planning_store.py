@@ -1,4 +1,4 @@
-"""What the planner hears and says, on a real server: every router's last word while it is young, and the planner's."""
+"""The planner's input and output on a real server: every router's last report while it is young, and the planner's."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_a_reader_that_fell_behind_reads_again(
                 async with running(replica.run()):
                     worker.store(0)
                     await until(lambda: replica.holdings(worker.id) == worker.truth)
-                worker.store(*range(1, 400))  # nobody reads meanwhile, and the stream is trimmed
+                worker.store(*range(1, 400))  # without a reader meanwhile, and the stream is trimmed
                 await until(lambda: worker.publisher.is_idle)
                 async with running(replica.run()):
                     await until(lambda: replica.holdings(worker.id) == worker.truth)
@@ -101,7 +101,7 @@ def test_a_reader_that_fell_behind_reads_again(
 def test_a_silent_loss_is_found_by_heartbeats(
     server: PrivateRedis, client: Any, until: Any, running: Any, hosted_worker: Any
 ) -> None:
-    """The replica is made to forget a block: only the digest can tell."""
+    """The replica is made to forget a block: only the digest can show it."""
 
     async def scenario() -> None:
         async with client(server.url) as redis:
@@ -300,7 +300,7 @@ def test_a_stale_incarnation_is_never_visible(
                 assert replica.lookup([block(3)]) == {}
                 assert zombie.publisher.position.blocks == before.blocks
                 assert await redis.scard(KEYS.blocks(zombie.id, zombie.incarnation)) == 2
-                # Even a reader that still believes in the zombie sees nothing that it says after the takeover.
+                # Even a reader that still believes in the zombie sees none of its events after the takeover.
                 replica.set_workers({zombie.id: zombie.incarnation})
                 await until(lambda: replica.lookup([block(1)]) == {"w1": 1})
                 assert replica.lookup([block(3)]) == {}
@@ -436,7 +436,7 @@ def test_offers_never_wait_and_an_overflow_republishes_everything(
             worker.store(*range(1000))
             async with running(worker.publisher.run()):
                 await until(lambda: worker.publisher.is_idle)
-            worker.change(BlockChange.REMOVED, tuple(range(900)))  # nobody writes: it piles up
+            worker.change(BlockChange.REMOVED, tuple(range(900)))  # without a writer: it piles up
             assert worker.publisher.counters.overflows == 1
             async with running(worker.publisher.run()):
                 await until(lambda: worker.publisher.is_idle)

@@ -1,4 +1,4 @@
-"""Routers on a real server tell each other what they sent; without each other, or without the server, they go on."""
+"""Routers on a real server share their dispatches; without each other, or without the server, they go on."""
 
 from __future__ import annotations
 

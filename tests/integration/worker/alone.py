@@ -15,12 +15,13 @@ from tandem.statestore.embedded_redis import PrivateRedis
 from tests.integration.worker.pair import RunningWorker, start_worker
 
 ENDS_WITHIN_S = 20.0
-"""On a loaded machine; nobody who waited for a rank would be done before a minute is over."""
+"""On a loaded machine; a wait for a lost rank would take at least a minute."""
 
 
 @asynccontextmanager
 async def worker_of(folder: Path, tp: int, **settings: Any) -> AsyncIterator[RunningWorker]:
-    """A mixed worker m0 with a router's stream to it; its log is m0.log. Whoever leaves has seen to it that it ends."""
+    """A mixed worker m0 with a router's stream to it; its log is m0.log. The block inside must make sure that it
+    ends."""
     secret = ClusterSecret.generate()
     secret.save(folder / "secret")
     redis = PrivateRedis.start(folder / "redis", "test-password")

@@ -23,7 +23,7 @@ BLOCK_BYTES = 16 * 5120
 
 
 class MovedClock:
-    """The machine's clock, set forward by `skip`: leases lapse without anybody waiting for them."""
+    """The machine's clock, set forward by `skip`: leases lapse without a wait."""
 
     def __init__(self) -> None:
         self._real, self._ahead_s = MonotonicClock(), 0.0

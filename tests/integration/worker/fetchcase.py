@@ -25,7 +25,7 @@ POLL_S = 0.001
 
 
 def fetch(trio: Trio, *sources: str) -> None:
-    """d1 is asked for the prompt's answer and told that d0, or `sources`, hold its blocks."""
+    """Send the prompt's request to d1, with d0, or `sources`, named as holders of its blocks."""
     trio.submit("r", PROMPT, "d1", sources=[(name, HELD) for name in sources or ("d0",)])
 
 
@@ -36,7 +36,7 @@ def reasons(trio: Trio, name: str = "d1") -> set[str]:
 
 
 def ends_well(trio: Trio) -> None:
-    """The request is answered, though maybe computed, and nobody holds anything."""
+    """The request is answered, though maybe computed, and no holder is left."""
     trio.run_until_rest()
     trio.check("r", PROMPT)
 

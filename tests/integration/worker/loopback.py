@@ -167,7 +167,7 @@ class Loopback:
             rank.from_router(cancel=w.Cancel(request=request, attempt=attempt, reason="the client left"))
 
     def turn(self) -> None:
-        """One turn of each loop, then carry what they said."""
+        """Run one turn of each loop, then carry their messages."""
         for rank in (self.p, self.d):
             rank.loop.turn(max_wait_s=0.002)
             self.carry(rank)
@@ -226,7 +226,7 @@ def prompt_of(tokens: int, seed: int = 7) -> list[int]:
 
 
 def forward(pair: Loopback, rank: Rank, kind: str, change: Callable[[Any], None]) -> None:
-    """Run until `rank` says `kind` to its peer, and carry that message changed."""
+    """Run until `rank` sends `kind` to its peer, and carry that message changed."""
     for _ in range(500):
         for one in (pair.p, pair.d):
             one.loop.turn(max_wait_s=0.002)

@@ -32,8 +32,8 @@ END: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
 
 class RunningWorker:
-    """One worker process and one open router stream to it. `progress`: what it said while it started; `ready_s`: when
-    it said that it is ready."""
+    """One worker process and one open router stream to it. `progress`: its reports while it started; `ready_s`: when it
+    reported that it is ready."""
 
     def __init__(
         self, name: str, process: asyncio.subprocess.Process, ready: dict[str, Any], progress: list[str]
@@ -116,7 +116,7 @@ async def start_worker(
     runtime_dir: Path | None = None,
     **settings: Any,
 ) -> RunningWorker:
-    """Start a worker process and wait until it is ready; its log, and its sockets if nothing else is said, land in
+    """Start a worker process and wait until it is ready; its log, and its sockets unless set otherwise, land in
     `folder`."""
     config = WorkerConfig(
         cluster="test",
@@ -196,7 +196,7 @@ async def stop(worker: RunningWorker) -> None:
 
 
 def submit(request: str, leg: Any, peer: RunningWorker, prompt: list[int], **sampling: Any) -> w.Submit:
-    """A greedy request unless told otherwise."""
+    """A greedy request unless `sampling` sets otherwise."""
     values = {"max_tokens": 8, "n": 1, "temperature": 0.0, "top_p": 1.0, "repetition_penalty": 1.0, **sampling}
     return w.Submit(
         request=request,
@@ -210,7 +210,7 @@ def submit(request: str, leg: Any, peer: RunningWorker, prompt: list[int], **sam
 
 
 async def tokens_of(worker: RunningWorker, request: str, count: int, start: int = 0) -> list[int]:
-    """What the worker says next of one request, by index; nothing of another may come between."""
+    """The worker's next tokens of one request, by index; nothing of another may come between."""
     tokens: list[int] = []
     async with asyncio.timeout(60):
         while len(tokens) < count:

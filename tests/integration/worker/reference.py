@@ -1,4 +1,4 @@
-"""What transformers answers."""
+"""Reference answers of transformers."""
 
 from pathlib import Path
 from typing import Any

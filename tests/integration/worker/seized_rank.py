@@ -1,4 +1,4 @@
-"""A rank whose step loop never lets go of the interpreter: none of its other threads runs any more."""
+"""A rank with a step loop that never releases the interpreter: none of its other threads runs any more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A served pair that stands still as soon as a request has come to a given point, and goes on when it is told to."""
+"""A served pair that stands still as soon as a request has come to a given point, and goes on when it is released."""
 
 from __future__ import annotations
 

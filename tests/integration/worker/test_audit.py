@@ -45,7 +45,7 @@ class Setting:
         return code, json.loads(out)
 
     def plant(self, holder: Holder, blocks: int = 3) -> list[BlockId]:
-        """Take blocks that nobody will ever give back."""
+        """Take blocks that are never given back."""
         ledger = self.pair.d.shell.engine.ledgers[0]
         taken = self.pair.call(lambda: ledger.allocate(holder, blocks))
         assert isinstance(taken, list)
@@ -171,7 +171,7 @@ def test_repair_releases_what_is_fenced_and_prints_it(setting: Setting) -> None:
 
 
 def test_repair_is_refused_while_bytes_may_move(setting: Setting) -> None:
-    """A reservation that the role lost, but whose transfer is open: released under a writer's hands it would be."""
+    """A reservation that the role lost, but with an open transfer: a release would let a write hit freed blocks."""
     d = setting.pair.d
     (block, *_) = setting.plant(LEAK)
     ticket = Ticket(

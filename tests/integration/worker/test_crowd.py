@@ -66,7 +66,7 @@ def test_one_peer_gets_a_quarter_while_others_wait(folder: Path) -> None:
         assert reserved(pair) == {"p0": [3, 3], "p1": [9]}, "a quarter is 8 blocks; one request may have more"
         pair.cancel("large")
         pair.run_until(lambda: reserved(pair).get("p1") == [3])
-        pair.run_until(lambda: reserved(pair) == {"p0": [3] * 8, "p1": [3]}, 2000)  # nobody else waits any more
+        pair.run_until(lambda: reserved(pair) == {"p0": [3] * 8, "p1": [3]}, 2000)  # no other request waits any more
         for request in pair.asked:
             pair.cancel(request)
         pair.run_until_rest()
@@ -149,7 +149,7 @@ def test_pushes_under_way_to_a_revoked_ticket_are_dropped(folder: Path) -> None:
         pair.run_until(lambda: pair.d.shell.receiver.counters()["dropped_fenced"] > 0)
         assert pair.ps[0].shell.sender.transfers(), "a drop without a word does not end the transfer"
         _to(p0, pair.d, revoked)
-        _to(p0, pair.d, revoked)  # and said twice
+        _to(p0, pair.d, revoked)  # and sent twice
         _to(p0, pair.d, ticket)
         pair.run_until_rest()
         pair.check()
@@ -178,7 +178,7 @@ def test_an_older_ticket_makes_the_youngest_running_request_wait(folder: Path) -
 
 
 def test_a_ticket_that_got_lost_does_not_hold_blocks_for_ever(folder: Path) -> None:
-    """P never heard of the transfer and says so: after a lease D gives the blocks back, with the reason."""
+    """P never received the transfer and reports so: after a lease D gives the blocks back, with the reason."""
     with crowd(folder, 1, d_blocks=32) as pair:
         pair.is_lost = lambda rank, message: message.HasField("ticket")
         pair.submit("r", 0, prompt_of(100, 1))
@@ -221,7 +221,7 @@ def test_a_push_hold_whose_receiver_is_done_with_it_ends(folder: Path) -> None:
 
 
 def test_slow_is_not_forgotten(folder: Path) -> None:
-    """Both ends name a transfer that takes many leases: nobody ends it."""
+    """Both ends name a transfer that takes many leases: neither ends it."""
     with crowd(folder, 1, d_blocks=32) as pair:
         kept: list[w.PeerMessage] = []
 
@@ -276,7 +276,7 @@ def test_everybody_is_served(folder: Path, seed: int) -> None:
             let_tickets_age(pair)
         else:
             raise AssertionError("somebody still waits")
-        # Of a cancelled one, either end may see first that the other gave up. Nobody else fails.
+        # Of a cancelled one, either end may see first that the other gave up. No other request fails.
         assert {request for request, failures in pair.failed.items() if failures} <= cancelled
         pair.check()
 

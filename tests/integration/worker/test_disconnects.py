@@ -61,7 +61,7 @@ class Setting:
         return self.house.metric(f"tandem_requests_total{{{name}")
 
     def holds(self, request: str) -> list[str]:
-        """Who holds blocks for it, at either rank."""
+        """Return the holders of blocks for it, at either rank."""
         ranks = (self.pair.p, self.pair.d)
         ledgers = [ledger for rank in ranks for ledger in rank.shell.engine.ledgers]
         return [holder.key for ledger in ledgers for holder in ledger.holders() if holder.key.startswith(request)]
@@ -112,7 +112,7 @@ class Phase:
     has_gate: bool = False
     is_behind_another: bool = False
     legs: tuple[str, ...] = ("p0", "d0")
-    """Who still works for the request, as the router sees it."""
+    """Return the workers that still work for the request, as the router sees it."""
 
 
 def _is_prefilling(on: Setting) -> bool:
@@ -225,7 +225,7 @@ def nobody() -> Iterator[None]:
 def test_a_client_that_leaves_while_its_prompt_is_tokenised(
     setting: Setting, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is noticed while the tokenizer is at work, and no worker ever hears of the request.
+    """It is noticed while the tokenizer is at work, and no worker ever receives the request.
 
     Another one, which waits for the tokenizer, is not even tokenised.
     """

@@ -1,4 +1,4 @@
-"""What is dropped gives its memory back: engines, hosts and routers, made and dropped 20 times in one process."""
+"""Dropped objects give their memory back: engines, hosts and routers, made and dropped 20 times in one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A choice that nobody wants more of, in every phase of a hand-over: the others are the oracle's, nothing is held."""
+"""A cancelled choice, in every phase of a hand-over: the others are the oracle's, nothing is held."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How requests end when nobody cancels them: deadlines in every phase, a lost lease, a failed step, too few blocks."""
+"""Ends of requests without a cancel: deadlines in every phase, a lost lease, a failed step, too few blocks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def renew(rank: Rank) -> None:
 
 @pytest.mark.parametrize("has_lease", [True, False])
 def test_a_lost_thread_ends_the_rank_at_once(loopback: Loopback, has_lease: bool) -> None:
-    """Also past its lease: it may never come back, and nobody would hear why."""
+    """Also past its lease: it may never come back, and the reason would be lost."""
     if not has_lease:
         lapse(loopback.d)
     loopback.d.inbox.post(InternalError("a thread is lost"))
@@ -107,7 +107,7 @@ def test_nothing_is_done_without_a_lease(loopback: Loopback, turns: int, end: st
 def test_a_lease_that_lapses_during_a_step(
     loopback: Loopback, monkeypatch: pytest.MonkeyPatch, leg: str, is_renewed: bool
 ) -> None:
-    """Its tokens wait; with the same incarnation they are said, with another one their requests are void."""
+    """Its tokens wait; with the same incarnation they are sent, with another one their requests are void."""
     is_whole = leg == "d"
     loopback.submit("r", prompt_of(40), max_tokens=20, ignore_eos=True, is_whole=is_whole)
     rank = loopback.d if is_whole else loopback.p

@@ -94,7 +94,7 @@ def test_a_new_incarnation(trio: Trio, turns: int, end: str) -> None:
 
 
 def test_what_an_older_incarnation_offered_is_unpinned(trio: Trio) -> None:
-    """At once, whatever its requester says or does not say."""
+    """At once, with or without messages of its requester."""
     trio.fate = lambda rank, message: int(message.WhichOneof("kind") not in ("ticket", "failed"))
     fetch(trio)
     trio.run_until(lambda: trio.has_said("d1", "ticket"))
@@ -164,7 +164,7 @@ def test_a_holder_that_is_short_offers_nothing(trio: Trio, monkeypatch: pytest.M
 
 
 def test_a_requester_without_room_computes(trio: Trio) -> None:
-    """What is left is enough for the request in the end, but not for a reservation beside those that run."""
+    """The blocks left are enough for the request in the end, but not for a reservation beside those that run."""
     ledger, others = trio["d1"].shell.engine.ledgers[0], Holder(HoldKind.REQUEST, "others")
     assert ledger.allocate(others, ledger.num_blocks - 20) is not None
     fetch(trio)
@@ -175,7 +175,7 @@ def test_a_requester_without_room_computes(trio: Trio) -> None:
 
 
 def test_fetches_together_take_a_quarter(folder: Path) -> None:
-    """Nine requests that each want 8 blocks more: together they reserve 32 of 128, whoever comes later computes."""
+    """Nine requests that each want 8 blocks more: together they reserve 32 of 128, later ones compute."""
     trio = Trio(folder, ("d0", "d1"))
     try:
         prompts = [[(seed * 977 + 31 * i * i) % 4000 + 10 for i in range(140)] for seed in range(9)]
@@ -197,7 +197,7 @@ def test_fetches_together_take_a_quarter(folder: Path) -> None:
 
 
 def test_a_holder_pins_one_supply_or_a_quarter(trio: Trio) -> None:
-    """Somebody fetches 37 of 128 blocks: another prompt's are offered when they are sent, not before."""
+    """A request fetches 37 of 128 blocks: another prompt's are offered when they are sent, not before."""
     other = PROMPT[::-1]
     trio.submit("other", other, "d0")
     trio.run_until_rest()
@@ -237,7 +237,7 @@ def test_cancel_between_two_frames(trio: Trio, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_late_fetch_is_fenced_before_its_blocks_go_back(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The holder is not told, and goes on pushing into blocks that belong to others by then."""
+    """The holder is not informed, and goes on pushing into blocks that belong to others by then."""
     gate = FrameGate(trio["d0"], monkeypatch)
     trio.fate = lambda rank, message: int(not message.HasField("failed"))
     fetch(trio)

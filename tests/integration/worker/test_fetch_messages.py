@@ -1,4 +1,4 @@
-"""What workers say to each other about a fetch may be lost, late, repeated or wrong: its request is answered."""
+"""Workers' messages about a fetch may be lost, late, repeated or wrong: its request is answered."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ BOUND_S = 60
 
 
 async def turn(p: RunningWorker, d: RunningWorker, request: str, prompt: list[int], count: int, held: int) -> list[int]:
-    """Prefilled at `p`, where it is said that `d` holds `held` tokens of it, and decoded at `d`."""
+    """Prefill at `p`, with `d` named as holder of `held` tokens of it, and decode at `d`."""
     whole: dict[str, Any] = {"max_tokens": count, "ignore_eos": True}
     await d.send(submit=submit(request, w.LEG_DECODE, p, prompt, **whole))
     message = submit(request, w.LEG_PREFILL, d, prompt, **whole)
@@ -37,7 +37,7 @@ async def turn(p: RunningWorker, d: RunningWorker, request: str, prompt: list[in
 
 
 async def told(worker: RunningWorker, is_so: Callable[[w.LoadReport], bool]) -> dict[str, float]:
-    """The worker's counters once its load report says so."""
+    """Return the worker's counters once its load report meets the condition."""
     await wait_for_async(lambda: is_so(worker.load), BOUND_S, f"the load of {worker.name}: {words_of(is_so)}")
     return dict(worker.load.counters)
 
@@ -47,7 +47,7 @@ def at_rest(load: w.LoadReport) -> bool:
 
 
 async def two_turns(folder: Path, **settings: Any) -> tuple[list[int], list[int], dict[str, float]]:
-    """Both answers of a conversation whose second prompt has the first answer in it, and the counters then."""
+    """Return both answers of a conversation with the first answer in its second prompt, and the counters then."""
     async with pair(folder, **settings) as (p, d):
         first = await turn(p, d, "r1", PROMPT, 60, 0)
         await told(d, at_rest)

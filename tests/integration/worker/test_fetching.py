@@ -1,4 +1,4 @@
-"""Blocks travel from whoever holds them to whoever needs them, in every direction, and every end of it is clean."""
+"""Blocks travel from any holder to any requester, in every direction, and every end of it is clean."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def content(rank: Rank, block: BlockId) -> bytes:
 
 
 def first_turn(trio: Trio, prompt: list[int], count: int = 40) -> list[int]:
-    """p0 prefills, d0 decodes; the conversation so far, all of whose full blocks but the last d0 holds."""
+    """p0 prefills, d0 decodes; the conversation so far, with all full blocks but the last held by d0."""
     trio.submit("first", prompt, "p0", "d0", max_tokens=count)
     trio.run_until_rest()
     trio.check("first", prompt, count)
@@ -76,7 +76,7 @@ def test_one_decode_worker_to_another(trio: Trio) -> None:
 
 
 def test_a_fetched_block_is_passed_on(trio: Trio) -> None:
-    """p0 → d0 by a hand-over, d0 → d1, d1 → p1 by fetches: whoever holds a block can push it again."""
+    """p0 → d0 by a hand-over, d0 → d1, d1 → p1 by fetches: any holder of a block can push it again."""
     said = first_turn(trio, prompt_of(100))
     for number, (at, source) in enumerate([("d1", "d0"), ("p1", "d1")]):
         trio.submit(f"r{number}", said, at, sources=[(source, 128)])
@@ -97,7 +97,7 @@ def test_prefill_to_prefill_and_a_hand_over_of_it(trio: Trio) -> None:
 
 
 def test_a_replay_fetches_the_forced_output_too(trio: Trio) -> None:
-    """d0 generated 60 tokens; another attempt on d1 gets prompt and output of whoever has them."""
+    """d0 generated 60 tokens; another attempt on d1 gets prompt and output from their holders."""
     prompt = prompt_of(100)
     said = first_turn(trio, prompt, 60)
     forced = [g.ChoiceState(choice=0, tokens=said[100:150])]
@@ -127,7 +127,7 @@ def test_nobody_is_asked_for_what_is_here(trio: Trio) -> None:
 
 
 def test_the_best_source_that_has_it(trio: Trio) -> None:
-    """The first one named has nothing by now, the second has less than it was said to have."""
+    """The first one named has nothing by now, the second has less than announced."""
     prompt = prompt_of(200)
     trio.submit("a", prompt[:100], "p0", "d0")
     trio.run_until_rest()
@@ -167,7 +167,7 @@ LOSSY: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("form", LOSSY)
 def test_lossy_copies_never_pass_for_exact(folder: Path, form: str) -> None:
-    """A whole request takes them under their own root; a prefill worker, who hands over, does not; and a request with
+    """A whole request takes them under their own root; a prefill worker that hands over does not; and a request with
     the exact root does not find them."""
     trio = Trio(folder, ("p0", "d0", "d1"), own=LOSSY[form])
     try:
@@ -226,7 +226,7 @@ def test_a_lossy_copy_is_passed_on_under_its_name(folder: Path) -> None:
 
 
 def test_the_others_are_not_delayed(trio: Trio) -> None:
-    """While one request waits for a holder that says nothing, another is served."""
+    """While one request waits for a silent holder, another is served."""
     prompt = prompt_of(100)
     first_turn(trio, prompt)
     trio.fate = lambda rank, message: int(not message.HasField("fetch_offer"))

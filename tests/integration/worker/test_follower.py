@@ -95,7 +95,7 @@ class Rig:
         self._writer.write(encode(command, after_layers), 1.0)
 
     def turn(self) -> list[str]:
-        """What one turn did."""
+        """Run one turn; return its actions."""
         self.follower.turn(max_wait_s=0.0)
         done, self.journal.done = self.journal.done, []
         return done
@@ -114,7 +114,7 @@ def push(transfer: TransferId, first: int, last: int) -> Push:
 
 
 def test_a_push_given_ahead_of_this_rank_waits_for_its_layers_and_all_else_behind_it(rig: Rig) -> None:
-    """Rank 0 is two layers ahead: it had stored layers 0-1 when it said so, this rank has stored one."""
+    """Rank 0 is two layers ahead: it had stored layers 0-1 at its report, this rank has stored one."""
 
     def rank_0_is_ahead(stored: int) -> None:
         if stored == 1:

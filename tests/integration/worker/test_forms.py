@@ -1,4 +1,4 @@
-"""Hand-overs between workers whose KV differs: exact where only blocks are cut anew, under a root of their own where
+"""Hand-overs between workers with different KV: exact where only blocks are cut anew, under a root of their own where
 bytes change, refused with a reason where nothing fits."""
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LOSSY: dict[str, tuple[dict[str, Any], dict[str, Any], str, float]] = {
 
 @contextmanager
 def opened(folder: Path, prefill: dict[str, Any], decode: dict[str, Any], **both: Any) -> Iterator[Loopback]:
-    # Deterministic kernels want block sizes that divide their tile; fp32 tells the same tokens without them.
+    # Deterministic kernels want block sizes that divide their tile; fp32 gives the same tokens without them.
     is_tileable = all(128 % side.get("block_tokens", 16) == 0 for side in (prefill, decode))
     settings = {"chunk_tokens": 64, "is_deterministic": is_tileable, **both}
     pair = Loopback(folder, MODEL, prefill=prefill, decode=decode, **settings)

@@ -1,4 +1,4 @@
-"""Whatever a router or a peer says fails its own request at worst: no rank ends, nothing else is touched."""
+"""A message of a router or a peer fails its own request at worst: no rank ends, nothing else is touched."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_a_failure_of_another_transfer_is_not_ours(loopback: Loopback) -> None:
 
 
 def test_a_verdict_of_another_worker_is_not_ours(loopback: Loopback) -> None:
-    """Only the worker that received the blocks can say that it verified them."""
+    """Only the worker that received the blocks can report that it verified them."""
     loopback.submit("r", prompt_of(200), max_tokens=4, ignore_eos=True)
     while not loopback.p.role._by_transfer:  # type: ignore[attr-defined]
         loopback.turn()
@@ -167,7 +167,7 @@ def test_a_push_that_ended_just_before_its_cancel(loopback: Loopback, is_sent: b
 
 
 def test_a_link_lost_after_the_verdict_fails_nothing(loopback: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The receiver said that it verified everything; then the link ends before its last reply came through."""
+    """The receiver reported that it verified everything; then the link ends before its last reply came through."""
     role = loopback.p.role
     tell = role.transfer_event
     sent: list[Sent] = []
@@ -189,7 +189,7 @@ def test_a_link_lost_after_the_verdict_fails_nothing(loopback: Loopback, monkeyp
 
 @pytest.mark.parametrize("leg", [w.LEG_FULL, w.LEG_PREFILL])
 def test_a_replay_with_a_finished_choice(loopback: Loopback, leg: Any) -> None:
-    """Only the choices that go on are waited for; an answer that had ended is told again, in full, once."""
+    """Only the choices that go on are waited for; an answer that had ended is sent again, in full, once."""
     forced = [
         g.ChoiceState(choice=0, tokens=[5, 6], finish=g.FINISH_REASON_STOP),
         g.ChoiceState(choice=1, tokens=[7, 8, 9, 10]),

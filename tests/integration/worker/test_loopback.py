@@ -181,7 +181,7 @@ def test_ticket_for_another_incarnation_is_refused(loopback: Loopback) -> None:
     loopback.submit("r", prompt_of(40))
     for _ in range(200):
         loopback.turn()
-    assert {failure.code for failure in loopback.failed["r"]} == {"transfer_failed"}  # each side says so
+    assert {failure.code for failure in loopback.failed["r"]} == {"transfer_failed"}  # each side reports it
     loopback.cancel("r")
     loopback.run_until_rest()
     loopback.p.check_baseline()

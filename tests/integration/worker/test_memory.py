@@ -1,4 +1,4 @@
-"""A worker says what it takes memory for, before it takes any, and does not start where there is too little."""
+"""A worker reports its memory plan before it allocates any, and does not start where there is too little."""
 
 from __future__ import annotations
 

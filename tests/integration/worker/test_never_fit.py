@@ -1,4 +1,4 @@
-"""What could not run on an idle worker either is refused at once, with the reason, and does not wait behind others."""
+"""Requests that could not run on an idle worker are refused at once, with the reason, and do not wait behind others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A decode worker of another major version: the router hears why, as a failure that may be retried elsewhere."""
+"""A decode worker of another major version: the router gets the reason, as a failure that may be retried elsewhere."""
 
 from __future__ import annotations
 

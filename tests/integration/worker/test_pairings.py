@@ -1,4 +1,4 @@
-"""Whole workers of the simulated engine, whose KV is read back, in all nine TP pairings: the oracle's tokens.
+"""Whole workers of the simulated engine, with KV that is read back, in all nine TP pairings: the oracle's tokens.
 
 One worker of each TP is started for each role, and each prefill worker hands over to each decode worker.
 """

@@ -50,7 +50,7 @@ def test_a_rank_is_lost(folder: Path, number: signal.Signals, rank: int, is_busy
 
 
 def test_the_only_rank_stops(folder: Path) -> None:
-    """Its host lives and would answer every ping: the worker has to end, or nobody would ever know."""
+    """Its host lives and would answer every ping: the worker has to end, or the loss would stay unnoticed."""
 
     async def run() -> tuple[str, float]:
         async with worker_of(folder, 1) as worker:
@@ -74,7 +74,7 @@ def test_a_tp_that_does_not_fit_says_which_do(folder: Path) -> None:
 
 
 def test_a_rank_that_cannot_start_says_why(folder: Path) -> None:
-    """Whatever it was, even if nobody thought of it: here there is no place for the sockets."""
+    """Also for an unforeseen cause: here there is no place for the sockets."""
 
     async def run() -> None:
         async with worker_of(folder, 1, engine="sim", transports=("shm",), runtime_dir=folder / "nowhere"):

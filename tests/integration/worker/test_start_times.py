@@ -1,4 +1,4 @@
-"""What a worker says of its own start is what somebody outside measures."""
+"""A worker's report of its own start agrees with a measurement from outside."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_worker_says_what_each_second_of_its_start_went_to(
     assert measured_s - HEARD_WITHIN_S < total_s < measured_s
     assert worker.progress[-1].startswith("started in ")
     words = {phase: float(value) for phase, value in re.findall(r"(?::|,) ([\w ]+) ([\d.]+) s", worker.progress[-1])}
-    # Hundredths of a second and what has more of them than none; registering goes on while it is told.
+    # Phases of more than hundredths of a second; registering goes on while it is reported.
     long = {StartPhase[name.upper()]: value for name, value in took.items() if value > 0.01 and name != "registration"}
     assert long
     assert {phase: words.get(phase) for phase in long} == pytest.approx(long, abs=0.006)

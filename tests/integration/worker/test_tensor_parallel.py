@@ -44,8 +44,8 @@ def test_tokens_cross_between_any_two(folder: Path, p_tp: int, d_tp: int) -> Non
 
 
 def test_chunks_and_layer_groups_of_every_rank_arrive_computed(folder: Path) -> None:
-    """Chunks pushed layer by layer while the rest is computed: who pushed too early would send zeros. Bytes are counted
-    over all ranks."""
+    """Chunks pushed layer by layer while the rest is computed: a rank that pushed too early would send zeros. Bytes are
+    counted over all ranks."""
     prompts = {f"r{k}": [(31 * i + 7 * k) % 4000 + 10 for i in range(700)] for k in range(4)}
     expected = {request: reference(prompt, COUNT) for request, prompt in prompts.items()}
 

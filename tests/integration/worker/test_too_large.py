@@ -83,7 +83,7 @@ def test_what_is_about_no_request_is_dropped(sim_loopback: Loopback) -> None:
 
 
 def test_an_endless_reason_is_cut(sim_loopback: Loopback) -> None:
-    """So that a failure is always told."""
+    """So that a failure is always reported."""
     sim_loopback.submit("r", prompt_of(100, 3), max_tokens=500, ignore_eos=True)
     for _ in range(10):
         sim_loopback.turn()

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture(autouse=True)
 def is_quiet() -> Iterator[None]:
-    """Every case has failures on purpose, which the log tells at length."""
+    """Every case has failures on purpose, which the log reports at length."""
     logging.disable(logging.ERROR)
     yield
     logging.disable(logging.NOTSET)

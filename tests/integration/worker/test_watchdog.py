@@ -1,4 +1,5 @@
-"""A step that does not end takes the worker out of rotation until it does; its ranks say what they do meanwhile."""
+"""A step that does not end takes the worker out of rotation until it does; its ranks report their activity
+meanwhile."""
 
 from __future__ import annotations
 
@@ -34,14 +35,14 @@ SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.Health
 
 
 async def asked(worker: RunningWorker, service: str) -> Any:
-    """What a readiness probe sees."""
+    """Return the answer to a readiness probe."""
     async with grpc.aio.insecure_channel(worker.ready["address"]) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         return (await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=30.0)).status
 
 
 async def until_finished(worker: RunningWorker) -> list[str]:
-    """States that the worker told its router, until its request ended."""
+    """Return the states that the worker sent to its router, until its request ended."""
     states = []
     async with asyncio.timeout(60):
         while True:

@@ -1,4 +1,4 @@
-"""A model whose layers all have one window: a decode worker takes its last blocks alone, in blocks of any size."""
+"""A model with one window in all layers: a decode worker takes its last blocks alone, in blocks of any size."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_only_the_last_window_travels(folder: Path, prefill: int, decode: int) -
             expected = clear_answer(folder / "model", prompt, COUNT)
             cold, blocks = received(pair, f"cold{length}", prompt)
             assert cold == expected
-            # What a hit that ends in front of the last token needs, which is at most a block more than the answer does.
+            # A hit that ends in front of the last token needs these, at most a block more than the answer does.
             hit = (length - 1) // decode * decode
             assert blocks == spec.blocks_for(length) - max(0, hit - MODEL.window + 1) // decode
             skipped = counters.get("kv_skipped_blocks", 0)
@@ -120,7 +120,7 @@ def test_a_context_is_fetched_from_its_window_on(folder: Path, to: str) -> None:
 
 
 def test_a_holder_sends_nothing_of_what_is_gone(folder: Path) -> None:
-    """The requester lost what it said it had: the ticket is refused, and the prompt computed."""
+    """The requester lost the blocks that it reported: the ticket is refused, and the prompt computed."""
     make_random_model(MODEL, folder / "model")
     trio = Trio(folder, ("p0", "d0"), model=folder / "model", engine="model", kv_memory_bytes=64 << 20)
     try:

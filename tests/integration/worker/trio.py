@@ -1,7 +1,7 @@
 """Ranks of any roles in one process, with the simulated engine, that fetch blocks from each other.
 
-What hosts would carry is carried by hand: a test may lose, hold back, repeat or change what workers say, stop
-a worker, and set the clock forward.
+Messages that hosts would carry are carried by hand: a test may lose, hold back, repeat or change workers' messages,
+stop a worker, and set the clock forward.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.integration.worker.pair import MODEL
 
 ROLES = {"p": RoleName.PREFILL, "d": RoleName.DECODE, "m": RoleName.MIXED}
 Fate = Callable[[Rank, w.PeerMessage], int]
-"""How often what a rank says to another one arrives: 0 = lost, 2 = twice."""
+"""How often a rank's message to another one arrives: 0 = lost, 2 = twice."""
 
 
 class Trio:
@@ -76,8 +76,7 @@ class Trio:
         timeout_s: float = 600,
         **sampling: Any,
     ) -> None:
-        """Whole at `at`; or prefilled there and decoded at `decode`. `sources`: (worker, tokens that it is said to
-        hold)."""
+        """Whole at `at`; or prefilled there and decoded at `decode`. `sources`: (worker, tokens announced as held)."""
         values = {"max_tokens": 4, "n": 1, "temperature": 0.0, "top_p": 1.0, "repetition_penalty": 1.0}
         common: dict[str, Any] = {
             "request": request,
@@ -99,7 +98,7 @@ class Trio:
             rank.from_router(cancel=w.Cancel(request=request, attempt=attempt, reason="a test"))
 
     def gone(self, name: str, *, told: Sequence[str] = ()) -> None:
-        """The worker is dead: its links break, its peers hear it, and it says and hears nothing any more."""
+        """The worker is dead: its links break, its peers learn it, and it sends and receives nothing any more."""
         self.stalled.add(name)
         self[name].shell.sender.close()
         self[name].shell.receiver.close()
@@ -138,7 +137,7 @@ class Trio:
         return [got[index] for index in sorted(got)]
 
     def check(self, request: str, prompt: Sequence[int], count: int = 4, outputs: Sequence[int] = ()) -> None:
-        """The request answered with the oracle's tokens, and nobody alive holds anything."""
+        """The request answered with the oracle's tokens, and no live rank holds anything."""
         assert not self.failed[request], self.failed[request]
         assert self.tokens(request) == expected_tokens(prompt, count, 4096, eos_token_ids=(1,), outputs=outputs)
         self.check_baseline()
@@ -186,7 +185,7 @@ class Trio:
 
 
 def _check_held(rank: Rank) -> None:
-    """What may still be read is pinned, what may still be written is reserved, whoever gave it up."""
+    """Check that readable blocks are pinned and writable blocks are reserved, also after a request gave them up."""
     holders = {h for ledger in rank.shell.engine.ledgers for h in ledger.holders()}
     held = {(holder.kind, subject_of(holder).transfer) for holder in holders}
     for kind, end in ((HoldKind.PUSHING, rank.shell.sender), (HoldKind.RESERVED, rank.shell.receiver)):

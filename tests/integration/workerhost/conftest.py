@@ -1,4 +1,4 @@
-"""Ports that nobody listens on, and short temporary folders (unix sockets have short names)."""
+"""Ports without a listener, and short temporary folders (unix sockets have short names)."""
 
 import socket
 import tempfile

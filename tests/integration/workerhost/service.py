@@ -64,7 +64,7 @@ async def serving(backend: Backend) -> AsyncIterator[tuple[WorkerService, str]]:
 
 
 def for_peer(message: w.PeerMessage, address: str, incarnation: int = 77) -> p.PassedToPeer:
-    """What rank 0 says to d0, as its host has it."""
+    """Return rank 0's message to d0, in the host's form."""
     to = e.ToPeer(worker="d0", incarnation=incarnation, address=address, message=message)
     return p.PassedToPeer.FromString(to.SerializeToString())
 

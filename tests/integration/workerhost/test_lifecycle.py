@@ -53,7 +53,7 @@ def oracle(count: int) -> list[int]:
 
 @dataclass
 class Scene:
-    """One worker, d0. `tokens`, `cached`, `states` and `failed` are what it has said to this router, by request."""
+    """One worker, d0. `tokens`, `cached`, `states` and `failed` are its messages to this router, by request."""
 
     at: RunningWorker
     server: PrivateRedis
@@ -77,7 +77,7 @@ class Scene:
         return WorkerControl(self.secret)
 
     async def meet(self) -> w.WorkerInfo:
-        """Open a stream to the incarnation that it has now; what its hello says."""
+        """Open a stream to its present incarnation; return the contents of its hello."""
         self.at.ready["incarnation"] = (await self.control.look(self)).incarnation
         self.at.messages = asyncio.Queue()
         self.is_over = False
@@ -88,7 +88,7 @@ class Scene:
         await self.at.send(submit=submit(request, leg, self.at, PROMPT, max_tokens=count, ignore_eos=True))
 
     async def acknowledge(self) -> None:
-        """As a router does, once the worker has said that it drains."""
+        """Acknowledge as a router does, once the worker has reported that it drains."""
         await self.until(lambda: bool(self.states))
         await self.at.send(state_heard=w.StateHeard(sequence=self.states[-1].sequence))
 
@@ -126,7 +126,7 @@ class Scene:
         return look
 
     async def until_settled(self, is_so: Any) -> WorkerLook:
-        """Until it is ready, and the registry says the same of it."""
+        """Wait until it is ready, and the registry agrees."""
         while True:
             look = await self.until_look(lambda look: look.state is WorkerState.READY and is_so(look))
             record = await self.record()
@@ -189,7 +189,7 @@ def _two_heads(shape: Path) -> Path:
 
 
 def test_a_worker_drains_and_comes_back(folder: Path) -> None:
-    """What runs ends there; it is drained once nothing runs and its router has acknowledged, and not before."""
+    """Running requests end there; it is drained once nothing runs and its router has acknowledged, and not before."""
 
     async def run() -> None:
         async with scene(folder) as s:
@@ -241,7 +241,7 @@ def test_a_router_that_connects_hears_of_the_state_in_the_hello(folder: Path) ->
 
 
 def test_what_runs_past_the_deadline_is_handed_back(folder: Path) -> None:
-    """The worker says so once, and goes on until its router takes the request away."""
+    """The worker reports it once, and goes on until its router takes the request away."""
 
     async def run() -> None:
         async with scene(folder) as s:
@@ -320,7 +320,7 @@ def test_a_change_of_role_is_undone_half_way(folder: Path, by: str) -> None:
 
 
 def test_a_role_that_cannot_be_registered(folder: Path) -> None:
-    """The worker stays who it is, its stream too; what the registry heard late is put right."""
+    """The worker keeps its incarnation and its stream; a late write in the registry is put right."""
 
     async def run() -> None:
         async with scene(folder) as s:
@@ -403,7 +403,7 @@ def test_a_worker_that_is_stopped_in_the_middle_and_wakes_up(folder: Path, momen
 
 
 async def until_it_registers(s: Scene, role: RoleName) -> None:
-    """In this role, with a registry that stands still. It gives up soon, and is told again until it is met before."""
+    """In this role, with a registry that stands still. It gives up soon, and is asked again until it is met before."""
     while True:
         sequence = s.states[-1].sequence if s.states else 0
         await s.control.become(s, role)
@@ -420,7 +420,7 @@ async def _is_gone(redis: Redis) -> bool:
 
 
 async def is_fenced(s: Scene, incarnation: Incarnation) -> None:
-    """Nobody can speak to the worker as that incarnation any more."""
+    """No client can address the worker as that incarnation any more."""
     async with grpc.aio.insecure_channel(s.address) as channel:
         stub: Any = worker_pb2_grpc.WorkerStub(channel)
         for method, call_of, hello in (
@@ -437,7 +437,7 @@ async def is_fenced(s: Scene, incarnation: Incarnation) -> None:
                 w.PeerMessage(hello=w.PeerHello(worker="p9", incarnation=1, peer_incarnation=incarnation)),
             ),
         ):
-            # Meant for that incarnation, or for whoever it is now, but spoken to as that one.
+            # Meant for that incarnation, or for the present one, but addressed to that one.
             now = (await s.control.look(s)).incarnation
             for meant, why in ((incarnation, "this is d0/"), (now, "this worker is")):
                 proof = CallProof.of(s.secret, method, stream_target(D0, meant))

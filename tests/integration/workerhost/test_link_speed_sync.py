@@ -28,7 +28,7 @@ TCP = LinkSpeed(from_host="a", to_host="b", transport="tcp", peer="d0", bytes_pe
 
 
 class Host:
-    """A share, and what its rank was told."""
+    """A share, and its rank's updates."""
 
     def __init__(self, host: str) -> None:
         self.told: list[LinkSpeed] = []
@@ -70,7 +70,7 @@ def test_a_measurement_reaches_the_other_workers_of_its_host(folder: Path) -> No
         count = len(two.told)
         one.share.measured(speed_to_wire(LinkSpeed(from_host="a", to_host="b", transport="grpc", bytes_per_s=7e8)))
         await wait_for_async(lambda: two.knows("grpc") == 7e8)
-        assert len(two.told) == count + 1  # what it was told already is not told again
+        assert len(two.told) == count + 1  # an update that it has already is not sent again
 
     with PrivateRedis.start(folder, "a secret") as server:
         asyncio.run(with_hosts(server.url, act))

@@ -102,7 +102,7 @@ def test_a_lost_registry_entry(tmp_path: Path, has_lapsed: bool, keeps_incarnati
 
 
 def test_a_late_acknowledgement_does_not_revive(tmp_path: Path) -> None:
-    """After a stop, pings that waited in the socket arrive first; the worker must still become somebody else."""
+    """After a stop, pings that waited in the socket arrive first; the worker must still get a new incarnation."""
 
     async def run() -> None:
         async with joined(tmp_path) as (watched, incarnation, redis):
@@ -119,7 +119,7 @@ def test_a_late_acknowledgement_does_not_revive(tmp_path: Path) -> None:
 def test_a_lease_that_an_old_dump_puts_back_is_not_ours_any_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It lapsed, and the store holds it again under the same incarnation. Until there is a new one nothing is said."""
+    """It lapsed, and the store holds it again under the same incarnation. Until there is a new one nothing is sent."""
     register, may_register = WorkerLease.register, asyncio.Event()
     asked: list[Incarnation] = []
 
@@ -182,7 +182,7 @@ def test_a_state_stands_in_the_record_also_after_a_new_registration(tmp_path: Pa
 
 
 def test_another_role_is_another_incarnation_and_fences_the_one_before(tmp_path: Path) -> None:
-    """What the old incarnation still publishes is refused; its blocks stand under the new one."""
+    """Later publications of the old incarnation are refused; its blocks stand under the new one."""
 
     async def run() -> None:
         async with joined(tmp_path) as (watched, before, redis):
@@ -211,7 +211,7 @@ def test_another_role_is_another_incarnation_and_fences_the_one_before(tmp_path:
 def test_a_role_that_could_not_be_registered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_come_through: bool
 ) -> None:
-    """The worker is who it was, and whatever stands in the registry is put right by the next beat."""
+    """The worker keeps its incarnation, and the next beat puts the registry right."""
     register = WorkerLease.register
     asked: list[Incarnation] = []
 
@@ -248,7 +248,7 @@ def test_a_role_that_could_not_be_registered(
 
 
 def test_a_role_that_was_registered_but_not_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Redis is lost between the two: the worker is who it was, and the next beat puts that back."""
+    """Redis is lost between the two: the worker keeps its incarnation, and the next beat puts that back."""
 
     async def lost(redis: Redis, *message: object) -> None:
         raise ConnectionError("lost")

@@ -1,4 +1,4 @@
-"""Two workers of different protocol versions: equal majors talk, whatever the minors; others hear why not."""
+"""Two workers of different protocol versions: equal majors talk, with any minors; others get the reason of refusal."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_another_major_version_is_refused_with_the_reason(major: int) -> None:
 
 
 async def dialled(major: int, minor: int) -> e.HostToRank:
-    """What rank 0 hears after it sent a ticket request to a stranger."""
+    """Return rank 0's answer after it sent a ticket request to a stranger."""
     server = grpc.aio.server(options=PROOF_OF_LIFE)
     worker_pb2_grpc.add_WorkerServicer_to_server(Stranger(major, minor), server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -132,7 +132,7 @@ def test_who_reads_nothing_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Deaf(WorkerService):
-    """A peer that says hello and pings, and reads nothing."""
+    """A peer that sends hello and pings, and reads nothing."""
 
     async def Peer(self, requests: Any, context: Any) -> None:  # noqa: N802
         await let_in(context, SECRET, PEER)
@@ -167,12 +167,12 @@ def test_a_peer_that_reads_nothing_is_gone(monkeypatch: pytest.MonkeyPatch) -> N
 
     gone = asyncio.run(run())
     assert (gone.worker, gone.incarnation) == ("d0", 77)
-    # Where the loop stands still, what the peer says may be late, too.
+    # Where the loop stands still, the peer's messages may be late, too.
     assert gone.reason in ("it took nothing for 1 s", "it said nothing for 1 s")
 
 
 def test_nobody_is_dialled_once_the_channels_are_closed() -> None:
-    """What a rank says while the worker stops opens no channel, which nobody would close any more."""
+    """A rank's message while the worker stops opens no channel, which would then stay open."""
 
     async def run() -> None:
         far, near = Backend(), Backend("p0", 5)

@@ -1,4 +1,4 @@
-"""Who may do what: the token of an administrator, or one of a ServiceAccount with what its Roles allow."""
+"""Authorization: the token of an administrator, or of a ServiceAccount with the rights of its Roles."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _ACCOUNT = "token-of-account"
 
 
 def token_of(namespace: str, account: str) -> str:
-    """What is mounted into the account's pods."""
+    """Return the token that is mounted into the account's pods."""
     return f"{_ACCOUNT}:{namespace}:{account}"
 
 
 def check(
     store: Store, authorization: str, verb: str, resource: Resource, namespace: str, name: str, below: str
 ) -> None:
-    """RefusedError: 401 for nobody, 403 for somebody who has no right to it. `below`: a part such as `scale`."""
+    """RefusedError: 401 for an unknown token, 403 for an account without the right. `below`: a part such as `scale`."""
     token = authorization.removeprefix("Bearer ")
     if token == ADMINISTRATOR:
         return

@@ -4,8 +4,9 @@ this module:
 - `python` is the interpreter of the tests, `redis-server` and `redis-cli` are this machine's; the image's user, its
   read-only root, its limits and its `/dev/shm` are not there.
 - What is mounted lies below the pod's folder: paths of mounts are moved there in commands, variables and files.
-- A pod has an address of its own on the loopback, in place of a network of its own. So who listens everywhere listens
-  there, Redis' own client asks there, and the admin port, which is on the loopback of the pod, is any free one.
+- A pod has an address of its own on the loopback, in place of a network of its own. So a server that listens on
+  all addresses listens there, Redis' own client asks there, and the admin port, which is on the loopback of the
+  pod, is any free one.
 - A Service's name is the address that it has here, and `kubernetes.default.svc` the emulated API's.
 """
 
@@ -103,7 +104,7 @@ class Container:
         return Path(f"{self.folder}{inside}")
 
     def log(self) -> str:
-        """What it has said at last."""
+        """Return the last of its output."""
         return (self.folder / "log").read_text(errors="replace")[-3000:]
 
     # ---- below -----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What an API server says about itself: its version, its groups, what is in them, and that it checks fields."""
+"""An API server's discovery documents: its version, its groups, their contents, and that it checks fields."""
 
 from __future__ import annotations
 

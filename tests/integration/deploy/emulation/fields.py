@@ -1,6 +1,7 @@
-"""How patches change an object, and whose its fields are then: merge patches, and what is applied by a manager.
+"""Patches of objects and the ownership of fields: merge patches, and apply by a manager.
 
-Fields are told by paths. Elements of lists that Kubernetes merges are told by their key; other lists are one field.
+Fields are identified by paths. Elements of lists that Kubernetes merges are identified by their key; other lists are
+one field.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Owners:
     fields: dict[str, set[Path]] = field(default_factory=dict)
 
     def note(self, manager: str, before: Object, after: Object) -> None:
-        """An update: whoever changes a field owns it from now on, alone."""
+        """Record an update: its manager owns a changed field from now on, alone."""
         old, new = dict(leaves(before)), dict(leaves(after))
         changed = {path for path, value in new.items() if path not in old or old[path] != value}
         for paths in self.fields.values():
@@ -49,8 +50,8 @@ class Owners:
         self.fields.setdefault(manager, set()).update(changed)
 
     def applied(self, live: Object, wanted: Object, manager: str, *, is_forced: bool) -> Object:
-        """`live` with what `manager` wants, without what it wants no more and nobody else does. RefusedError where
-        another manager owns a field and it would become another one, unless forced."""
+        """Return `live` with the fields that `manager` wants, without those that it wants no more and no other manager
+        does. RefusedError where another manager owns a field and it would become another one, unless forced."""
         there, new = dict(leaves(live)), dict(leaves(wanted))
         mine = self.fields.get(manager, set())
         others = {name: paths for name, paths in self.fields.items() if name != manager}
@@ -91,7 +92,7 @@ def _leaves(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
 
 
 def _key(name: str, items: list[Any]) -> str:
-    """By which elements of that list are told; "" = it is one field."""
+    """Return the key that identifies elements of that list; "" = it is one field."""
     if not items or not all(isinstance(each, dict) for each in items):
         return ""
     if name == "ports":

@@ -38,7 +38,7 @@ class End:
 
 @dataclass
 class Kubelet:
-    """The only node of a cluster. `run` it in a thread; when it is told to stop it kills what still runs."""
+    """The only node of a cluster. `run` it in a thread; when it is asked to stop it kills all that still runs."""
 
     store: Store
     machine: Machine
@@ -46,7 +46,7 @@ class Kubelet:
     running: dict[str, Pod] = field(default_factory=dict)
     ends: dict[str, End] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
-    """Containers that ended unasked: (pod, status) in words, with what they said at last."""
+    """Containers that ended unasked: (pod, status) in words, with the last of their output."""
     _seen: set[str] = field(default_factory=set)
     _keepers: list[threading.Thread] = field(default_factory=list)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
@@ -190,7 +190,7 @@ class Pod:
             return running.wait(30)
 
     def _tell(self, *, is_ready: bool) -> None:
-        """What the API shows of it."""
+        """Write its status to the API."""
         since = self._since_s = (self._since_s or time.monotonic()) if is_ready else 0.0
         condition = {"type": "Ready", "status": str(is_ready)}
         started = {"name": self.container.spec["name"], "ready": is_ready, "restartCount": self._restarts}
@@ -204,4 +204,4 @@ class Pod:
         try:
             self._store.change(PODS, self._found, lambda live: {**live, "status": status})
         except RefusedError:
-            return  # somebody took it away at once
+            return  # deleted at once by another client

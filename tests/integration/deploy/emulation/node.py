@@ -64,7 +64,7 @@ class Cluster:
         return dict(json.loads(done.stdout))
 
     def workers(self) -> dict[str, set[str]]:
-        """Who serves as what, as `clusterctl status` says at one moment."""
+        """Return the workers that serve in each role, from one `clusterctl status`."""
         rows = self.clusterctl("status")["workers"]
         return {
             role: {row["worker"] for row in rows if row["is_connected"] and row["role"] == role}
@@ -72,7 +72,7 @@ class Cluster:
         }
 
     def logs(self) -> str:
-        """What everybody says at last, and who ended unasked."""
+        """Return the last output of every container, and those that ended unasked."""
         running: list[Pod] = list(self.kubelet.running.values())
         told = [f"==> {pod.name} {pod.ip}\n{pod.container.log()}" for pod in running]
         return "\n".join([*self.kubelet.failures, *told])

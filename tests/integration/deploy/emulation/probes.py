@@ -1,4 +1,4 @@
-"""What a kubelet asks of a container, when, and what comes of the answers."""
+"""A kubelet's probes of a container, their times, and the effects of the answers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.integration.deploy.emulation.containers import Container
 from tests.integration.deploy.emulation.resources import Object
 
 PACE = 0.2
-"""Of a probe's period: five times as often as the chart says, so that tests are short. Counts are as it says."""
+"""Of a probe's period: five times as often as in the chart, so that tests are short. Counts are the chart's."""
 
 
 _START_S = 10.0
-"""What a probe that is a process gets at least: it shares two cores with all pods."""
+"""Minimum time of a probe that is a process: it shares two cores with all pods."""
 
 
 @dataclass
@@ -29,9 +29,9 @@ class Probe:
 
     spec: Object
     losing_pace: float = PACE
-    """How much of its period passes between looks at somebody who was good and is not."""
+    """Fraction of its period that passes between looks at a container that was good and is not."""
     patience: float = 1.0
-    """How many times as many failures as the chart says are too many."""
+    """The chart's limit of failures is multiplied by this."""
     is_good: bool | None = None
     _next_s: float = 0.0
     _successes: int = 0
@@ -63,7 +63,7 @@ class Probes:
     def __post_init__(self) -> None:
         spec = self.container.spec
         startup, readiness, liveness = (spec.get(kind) for kind in _KINDS)
-        # Processes start no faster than in a cluster: they have as long as the chart says, with more looks in it.
+        # Processes start no faster than in a cluster: they have as long as in the chart, with more looks in it.
         self.startup = Probe(startup, patience=1.0 / PACE) if startup else None
         # Whole periods, for the same reason: what waits for processes that start may not be ready so long.
         self.readiness = Probe(readiness, losing_pace=1.0) if readiness else None
@@ -88,7 +88,7 @@ class Probes:
 
     @property
     def is_dead(self) -> bool:
-        """Whether the container has to start anew."""
+        """True if the container has to start anew."""
         return any(probe is not None and probe.is_good is False for probe in (self.startup, self.liveness))
 
 
@@ -96,7 +96,7 @@ _KINDS = ("startupProbe", "readinessProbe", "livenessProbe")
 
 
 def answers(spec: Object, container: Container) -> bool:
-    """Whether it is answered well, in time."""
+    """True if it is answered well, in time."""
     timeout_s = float(spec.get("timeoutSeconds", 1))
     if "grpc" in spec:
         asked = spec["grpc"]

@@ -9,7 +9,7 @@ Object = dict[str, Any]
 
 
 class RefusedError(Exception):
-    """What the API answers in place of what was asked for."""
+    """The API's refusal of a request."""
 
     def __init__(self, code: int, reason: str, message: str) -> None:
         super().__init__(message)

@@ -1,7 +1,7 @@
-"""The HTTP side of an emulated API server: what Helm's client, kubectl's habits and the chart's controller ask for.
+"""The HTTP side of an emulated API server, as used by Helm's client, kubectl's habits and the chart's controller.
 
 It reads, lists, watches, creates, replaces, patches and deletes objects of all kinds that it knows, holds them against
-Kubernetes' schemas before it takes them, and refuses whoever has no right.
+Kubernetes' schemas before it takes them, and refuses clients without the right.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tests.integration.deploy.emulation.store import Store, fits, parsed
 from tests.integration.deploy.threaded_server import ThreadedServer
 
 CERTIFICATE = Path(__file__).parents[2] / "router" / "tls" / "cert.pem"
-"""Of 127.0.0.1, and its own authority: Helm sends its token to nobody without."""
+"""Of 127.0.0.1, and its own authority: Helm sends its token only to a server with one."""
 APPLY, MERGE = "application/apply-patch+yaml", "application/merge-patch+json"
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 _WATCH_S = 300.0
@@ -49,7 +49,7 @@ _LOOK_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a path names. `name` "" = all of them; `below`: a part of one, such as `scale`."""
+    """The target of a path. `name` "" = all of them; `below`: a part of one, such as `scale`."""
 
     resource: Resource
     namespace: str
@@ -71,7 +71,7 @@ class Target:
 
 
 class Api(ThreadedServer):
-    """A server over a store, on a port of its own. While `is_away` it answers nobody."""
+    """A server over a store, on a port of its own. While `is_away` it answers no request."""
 
     def __init__(self, store: Store) -> None:
         self._store, self.is_away = store, False

@@ -1,6 +1,6 @@
-"""What leads a Service's connections to its pods: addresses of Services, and a forwarder at each of their ports.
+"""Forwarding of a Service's connections to its pods: addresses of Services, and a forwarder at each of their ports.
 
-Who is ready and is not being ended gets new connections, in turn; those that are open stay where they are. As on nodes
+Pods that are ready and not being ended get new connections, in turn; open connections stay where they are. As on nodes
 of a real cluster it takes a while until a pod that leaves gets none any more, and nothing is sent a second time.
 """
 
@@ -66,7 +66,7 @@ class Forwarders:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _look(self) -> None:
-        """Remember who is there, until it is known everywhere."""
+        """Remember which pods are there, until it is known everywhere."""
         pods, now_s = active(self.store.all(PODS)), time.monotonic()
         there = {
             _name(service): [pod for pod in pods if is_ready(pod) and fits(pod, _selector(service))]

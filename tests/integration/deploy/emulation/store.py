@@ -1,7 +1,7 @@
-"""The objects of an emulated cluster: their versions, what happened to them, whose they are. Safe to use from several
-threads; whoever changes several objects at once holds `changed` meanwhile.
+"""The objects of an emulated cluster: their versions, changes and owners. Safe to use from several threads; a writer of
+several objects at once holds `changed` meanwhile.
 
-What is stored is never changed in place: who reads an object sees it as it was then.
+Stored objects are never changed in place: a reader keeps the state of the time of its read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Key = tuple[Resource, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What happened to an object; `kind`: ADDED, MODIFIED or DELETED."""
+    """A change of an object; `kind`: ADDED, MODIFIED or DELETED."""
 
     version: int
     kind: str
@@ -137,7 +137,7 @@ class Store:
 
 
 def defaulted(resource: Resource, found: Object) -> Object:
-    """What the API fills in where nobody says it, as far as it matters here."""
+    """Fill in the API's defaults for missing fields, as far as they matter here."""
     if resource in SCALED:
         found["spec"].setdefault("replicas", 1)
     return found
@@ -148,7 +148,7 @@ def now() -> str:
 
 
 def fits(found: Object, selector: Iterable[tuple[str, str, bool]]) -> bool:
-    """Whether labels are as a parsed `selector` says."""
+    """True if labels match a parsed `selector`."""
     labels = found["metadata"].get("labels") or {}
     return all((labels.get(key) == value) is is_equal for key, value, is_equal in selector)
 

@@ -1,5 +1,5 @@
-"""What makes and ends pods: Deployments have ReplicaSets, these and StatefulSets have pods, as Kubernetes' controllers
-do it. Whom a rolling update replaces when, and whom a smaller scale ends, are its rules.
+"""Creation and end of pods: Deployments have ReplicaSets, these and StatefulSets have pods, as Kubernetes' controllers
+do it. The order of replacement in a rolling update, and of ending at a smaller scale, are its rules.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class _Deployment:
         self._end_old(new, old, self._wanted - (unavailable or (0 if surge else 1)))
 
     def _end_old(self, new: Object, old: list[Object], fewest: int) -> None:
-        """So many that at least `fewest` are available: first those that serve nobody."""
+        """End so many that at least `fewest` are available: first those that serve no request."""
         total = new["spec"]["replicas"] + sum(each["spec"]["replicas"] for each in old)
         may_end = total - fewest - (new["spec"]["replicas"] - _available(self._store, new))
         for each in sorted(old, key=_name):

@@ -49,8 +49,8 @@ class World:
 
 @contextmanager
 def serving(folder: Path) -> Iterator[World]:
-    """A cluster without nodes, with the namespace and the Secret that the page tells to make, while the block runs.
-    `folder` keeps what Helm keeps of a cluster."""
+    """A cluster without nodes, with the namespace and the Secret that the page asks to make, while the block runs.
+    `folder` keeps Helm's data of a cluster."""
     store = Store()
     api = Api(store)
     _prepare(store)

@@ -1,4 +1,4 @@
-"""What every transport must do, both ends in this process."""
+"""Conformance of every transport, both ends in this process."""
 
 from __future__ import annotations
 
@@ -369,7 +369,7 @@ def test_two_thousand_transfers_leave_no_memory_descriptor_or_thread_behind(rig:
 
 @pytest.fixture
 def without_collector() -> Iterator[None]:
-    """What is given back is given back by its owner, and not whenever cycles are collected."""
+    """Returned memory is returned by its owner, and not by a collection of cycles at some later time."""
     gc.collect()
     gc.disable()
     yield

@@ -209,7 +209,7 @@ def test_frames_of_an_old_incarnation_are_dropped(rig: Any, monkeypatch: pytest.
 
     source, target, receiver = move(rig, old, monkeypatch)
     assert receiver.counters()["frames"] <= 64
-    outcome = source.event()  # the sender hears of the refusals
+    outcome = source.event()  # the sender receives the refusals
     assert isinstance(outcome, SendFailed)
     assert "wrong_incarnation" in outcome.reason
     assert receiver.counters()["dropped_wrong_incarnation"] >= 1

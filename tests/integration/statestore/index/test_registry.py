@@ -154,7 +154,7 @@ def test_the_watcher_sees_arrivals_departures_and_lapses(
                 await one.register(first)
                 await two.register(second)
                 await until(lambda: watcher.records == {"w1": first, "w2": second})
-                await until(lambda: set(watcher.records) == set())  # nobody beats
+                await until(lambda: set(watcher.records) == set())  # no worker beats
                 await two.register(again := record("w2"))
                 await until(lambda: watcher.records == {"w2": again})
                 watcher.note_beat(WorkerId("w2"), again.incarnation)
