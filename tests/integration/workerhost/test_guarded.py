@@ -117,7 +117,7 @@ def test_a_worker_that_does_not_know_the_secret_hears_nothing_of_a_peer() -> Non
 
 
 def test_health_checks_are_open_few_at_a_time_and_short() -> None:
-    """A client that sends no service name is turned away, and there is room for the next."""
+    """A check without a request message is ended by a deadline, and there is room for the next."""
 
     async def run() -> None:
         checks = health.aio.HealthServicer()  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The profile says which function of ours the time goes to, and whom it could not look at."""
+"""The profile names our functions that take the time, and the processes that it could not look at."""
 
 from __future__ import annotations
 

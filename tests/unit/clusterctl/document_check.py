@@ -11,7 +11,7 @@ from tandem.clusterctl.schemas.kinds import schema
 
 
 def checked(text: str, kind: str) -> dict[str, Any]:
-    """The one document in `text`; AssertionError unless it is what the schema of `kind` says."""
+    """Return the one document in `text`; AssertionError unless it fits the schema of `kind`."""
     found: dict[str, Any] = json.loads(text)
     assert found["kind"] == kind, found["kind"]
     assert [str(error) for error in jsonschema_rs.Draft202012Validator(schema(kind)).iter_errors(found)] == []

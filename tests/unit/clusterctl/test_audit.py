@@ -61,7 +61,7 @@ def run(*looks: dict[str, Any], is_repairing: bool = False) -> tuple[Findings, l
         (["--name", "nowhere"], 1),
         (["--wait", "-1"], 2),
         (["--repairr"], 2),
-        (["--repair", "--name", "nowhere"], 2),  # before it looks: nobody could be asked
+        (["--repair", "--name", "nowhere"], 2),  # before it looks: there is no worker to ask
         (["--repair", "--dry-run", "--name", "nowhere"], 1),
     ],
 )

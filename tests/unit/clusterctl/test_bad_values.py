@@ -1,4 +1,4 @@
-"""Values that no command can use: each ends with 2 and one line that says what is wrong, before anything is sent."""
+"""Values that no command can use: each ends with 2 and one line that names the error, before anything is sent."""
 
 from __future__ import annotations
 

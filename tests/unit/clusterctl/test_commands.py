@@ -71,7 +71,7 @@ def test_roles_have_flags_of_their_own() -> None:
 
 
 def test_up_begins_again_with_another_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bounds are constants: they are what the environment said when their modules were loaded."""
+    """Bounds are constants: they come from the environment at the time their modules were loaded."""
     begun: list[tuple[str, str]] = []
 
     def begin_again(program: str, words: list[str]) -> NoReturn:

@@ -1,4 +1,4 @@
-"""What all commands share: a table that loads late, help with examples, suggestions, documents, exit codes."""
+"""Features of all commands: a table that loads late, help with examples, suggestions, documents, exit codes."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ for words in asked:
 
 @pytest.fixture(scope="module")
 def helped() -> dict[tuple[str, ...], tuple[int, list[str], str]]:
-    """Of each command: the exit code of its help, heavy modules that were imported for it, and what it said."""
+    """Of each command: the exit code of its help, heavy modules that were imported for it, and its output."""
     asked = json.dumps([HEAVY, [(), *[(name,) for name in commands.COMMANDS], *ALL]])
     command = [sys.executable, "-c", HELP_OF_ALL]
     done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=120, check=True)

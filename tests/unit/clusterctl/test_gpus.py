@@ -1,4 +1,4 @@
-"""Which interfaces NCCL is left with, by the forms that its documentation gives for NCCL_SOCKET_IFNAME."""
+"""The interfaces left to NCCL, by the forms that its documentation gives for NCCL_SOCKET_IFNAME."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def test_mistakes(
 
 
 class _Admin(http.server.BaseHTTPRequestHandler):
-    """An admin port: one worker is here, one on another machine (RFC 5737 has addresses that nobody has)."""
+    """An admin port: one worker is here, one on another machine (RFC 5737 has addresses that are never assigned)."""
 
     def do_GET(self) -> None:
         rows = [{"worker": "decode-0", "address": "127.0.0.1:7"}, {"worker": "decode-1", "address": "192.0.2.7:7"}]
@@ -137,7 +137,7 @@ class _Admin(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 def test_logs_on_other_machines_are_named(capsys: pytest.CaptureFixture[str], folder: Path) -> None:

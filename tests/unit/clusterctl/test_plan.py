@@ -68,7 +68,7 @@ def test_promises_that_nothing_keeps_end_with_8(capsys: pytest.CaptureFixture[st
 
 
 LONG = ("--rate", "10", "--isl", "4096", "--osl", "32", "--slo-itl", "0.02")
-"""On H100, whose prefill workers make 3.3 GB of KV a second each."""
+"""On H100, with prefill workers that make 3.3 GB of KV a second each."""
 
 
 @pytest.mark.parametrize(("link", "pairs"), [("1e9", False), ("20e9", True)])

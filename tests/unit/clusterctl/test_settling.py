@@ -1,4 +1,4 @@
-"""When a change counts as done, from what the admin port says."""
+"""Completion of a change, judged by the admin port's answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`clusterctl top --follow` while the router starts again: it goes on, and ends where nobody comes back."""
+"""`clusterctl top --follow` while the router restarts: it goes on, and ends where no router comes back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tandem.core.errors import UnavailableError
 
 
 class Scripted:
-    """Looks as they are given; None: nobody answers. Each takes a second."""
+    """Looks as they are given; None: no answer. Each takes a second."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *looks: int | None) -> None:
         self._looks, self._now_s = list(looks), 0.0

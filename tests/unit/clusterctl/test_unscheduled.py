@@ -1,4 +1,4 @@
-"""Who waits for a machine with room, from the cluster's events; and how `status` says it."""
+"""Workers that wait for a machine with room, from the cluster's events; and their line in `status`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`clusterctl status` beside the desired state: how many workers are wanted, also of roles that nobody has."""
+"""`clusterctl status` beside the desired state: how many workers are wanted, also of roles without a worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a change is shown before anybody agrees to it, and waiting for it while the admin port comes and goes."""
+"""The preview of a change before confirmation, and the wait for it while the admin port comes and goes."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def test_counts_that_change_stand_below_the_workers() -> None:
 
 
 class Admin:
-    """Takes every wish for a third worker, and then says each time the next of what there is: versions of the desired
-    state with the workers that are ready, or nothing at all (None). The last is said for ever."""
+    """Takes every request for a third worker, and then returns the next state at each look: versions of the desired
+    state with the workers that are ready, or nothing at all (None). The last is returned for ever."""
 
     def __init__(self, *seen: tuple[int, int] | None) -> None:
         self._seen, self.looks, self.written = list(seen), 0, list[dict[str, Any]]()

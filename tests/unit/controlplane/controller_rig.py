@@ -1,4 +1,4 @@
-"""What the tests of the controller share: a launcher that obeys the test, and a clock that the test moves."""
+"""Rig of the controller's tests: a launcher that obeys the test, and a clock that the test moves."""
 
 from __future__ import annotations
 

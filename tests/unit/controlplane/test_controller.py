@@ -57,7 +57,7 @@ def test_restarts_with_growing_delays_and_resets_after_running_well() -> None:
 
 
 def test_a_restart_comes_by_itself() -> None:
-    """Nobody has to wake the loop: the delay on a clock that really runs is enough."""
+    """Nothing has to wake the loop: the delay on a clock that really runs is enough."""
 
     async def scene(h: Harness) -> None:
         h.want(prefill=1)

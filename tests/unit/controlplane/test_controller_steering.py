@@ -22,7 +22,7 @@ from tests.unit.controlplane.controller_rig import P1, Harness, settle, spec_of
 
 @dataclass
 class Told:
-    """What a worker says of itself."""
+    """A worker's report of itself."""
 
     state: str
     role: RoleName
@@ -31,7 +31,7 @@ class Told:
 
 
 class FakeSteering:
-    """Workers that obey; a drain is over when the test says so, a flip that is refused raises."""
+    """Workers that obey; the test ends a drain, a flip that is refused raises."""
 
     def __init__(self) -> None:
         self.said: dict[WorkerId, Told] = {}
@@ -44,7 +44,7 @@ class FakeSteering:
         self.drains.set()
 
     async def look(self, worker: WorkerId) -> Told:
-        """How things stand now, told once `answers` is set."""
+        """Return the present state, once `answers` is set."""
         self.looks += 1
         if worker not in self.said:
             raise WorkerLostError(f"{worker} does not answer")
@@ -128,7 +128,7 @@ def play_steered(scene: Callable[[Steered], Coroutine[None, None, None]], replac
 
 
 def test_each_worker_is_told_the_deadline_of_its_own_drain() -> None:
-    """Also by a controller that only reads the record, and who leaves is told that of the record."""
+    """Also by a controller that only reads the record, and a leaving worker gets the record's deadline."""
 
     async def scene(h: Steered) -> None:
         more = replace(
@@ -144,7 +144,7 @@ def test_each_worker_is_told_the_deadline_of_its_own_drain() -> None:
         await _until(lambda: h.steering.calls == ["drain prefill-1 5"])
         h.write(both)
         await _until(lambda: h.steering.calls == ["drain prefill-1 5", "drain prefill-2 300"])
-        h.steering.said[P1].state = "ready"  # its process was started anew, say
+        h.steering.said[P1].state = "ready"  # as if its process was started anew
         await _until(lambda: h.steering.calls[2:] == ["drain prefill-1 5"])
         h.write(with_members(both, [one for one in both.members if one.worker_id != "prefill-3"]))
         await _until(lambda: h.steering.calls[3:] == ["drain prefill-3 45"])
@@ -208,13 +208,13 @@ def test_a_worker_that_says_nothing_for_long_and_is_wanted_no_more_is_stopped() 
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers are looked at all the time, whatever the clock of the test says."""
+    """Workers are looked at all the time, independent of the test's clock."""
     monkeypatch.setattr(controller, "WAIT_EVERY_S", 0.001)
     monkeypatch.setattr(controller, "RELIST_EVERY_S", 0.001)
 
 
 async def _falls_silent(h: Steered, worker: WorkerId) -> Told:
-    """What it said last. It is told of as soon as it counts as silent."""
+    """Return its last report. Its silence is reported as soon as it counts as silent."""
     before, said = len(h.events.of(EventKind.SILENT)), h.steering.said.pop(worker)
     await _looked(h)
     assert len(h.events.of(EventKind.SILENT)) == before, "it may be busy"
@@ -224,7 +224,7 @@ async def _falls_silent(h: Steered, worker: WorkerId) -> Told:
 
 
 async def _looked(h: Steered) -> None:
-    """At everybody, twice, from the beginning to the end."""
+    """Wait for two complete rounds of looks at all workers."""
     looks = h.steering.looks
     await _until(lambda: h.steering.looks >= looks + 2 * len(h.launcher.there) + 1)
 
@@ -274,7 +274,7 @@ def test_one_that_is_heard_again_in_time_stays_and_a_later_silence_counts_anew()
 
 @pytest.mark.usefixtures("often")
 def test_a_machine_that_was_suspended_gives_its_workers_the_whole_time() -> None:
-    """Hours pass between two looks, and at the first one nobody is there yet."""
+    """Hours pass between two looks, and at the first one no worker is there yet."""
 
     async def scene(h: Steered) -> None:
         said = dict(h.steering.said)

@@ -1,4 +1,4 @@
-"""What `up` says of KV before a worker runs, and who gets which part of a machine's memory."""
+"""The KV plan that `up` prints before a worker runs, and the division of a machine's memory."""
 
 from __future__ import annotations
 

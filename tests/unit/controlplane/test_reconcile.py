@@ -1,4 +1,4 @@
-"""What a controller does next, against a world in which everything takes its time and controllers die all the while."""
+"""A controller's next actions, in a world in which everything takes its time and controllers die all the while."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_wishes_one_after_the_other_come_true(seed: int, dies_every_time: bool, 
 def test_wishes_that_overtake_each_other_come_true_or_say_what_they_wait_for(
     seed: int, dies_every_time: bool, wishes: int
 ) -> None:
-    """Somebody serves at every moment, also where that means that a step has to wait for the next wish."""
+    """A worker serves at every moment, also where that means that a step has to wait for the next request."""
     rng = random.Random(seed)
     state, world = wanted(prefill=2, decode=2, max_ranks=9), World(rng, 9)
     state, _ = settle(state, world, dies_every_time=dies_every_time)

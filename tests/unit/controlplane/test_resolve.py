@@ -96,7 +96,7 @@ def test_roles_differ_where_they_are_told_to_and_share_the_rest() -> None:
 
 @pytest.mark.parametrize(("tp", "cores", "threads"), [(1, 8, 4), (2, 8, 2), (4, 8, 1), (4, 2, 1)])
 def test_every_rank_is_a_process_that_wants_cores(tp: int, cores: int, threads: int) -> None:
-    # Heads of the bundled model are not looked at here: what fits is the model's to say.
+    # Heads of the bundled model are not looked at here: the model decides which sizes fit.
     counts = {RoleName.PREFILL: 1, RoleName.DECODE: 1, RoleName.MIXED: 0}
     workers = share_out(ClusterConfig(worker=WorkerSection(tp=tp)), counts, cores)
     assert {settings.threads for settings in workers.values()} == {threads}
@@ -116,7 +116,7 @@ def test_every_rank_is_a_process_that_wants_cores(tp: int, cores: int, threads: 
 def test_ranks_that_the_model_cannot_be_split_over(config: ClusterConfig, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve(config, ENVIRONMENT)
-    # Nobody minds what workers that are not wanted would be set to.
+    # Settings of workers that are not wanted are not checked.
     resolve(dataclasses.replace(config, worker=WorkerSection(), pools=PoolSection(mixed=1), mixed=RoleSection()),
             ENVIRONMENT)  # fmt: skip
 
@@ -137,7 +137,8 @@ def test_ranks_that_the_model_cannot_be_split_over(config: ClusterConfig, messag
 def test_what_is_pushed_over_by_name_is_listened_on(
     worker: str, prefill: str | None, listened: tuple[str, ...]
 ) -> None:
-    """() = what "auto" takes and works here. A role of which no worker is wanted makes nobody listen."""
+    """() = the transports that "auto" takes and that work here. A role without a wanted worker makes no process
+    listen."""
     config = ClusterConfig(
         pools=PoolSection(prefill=1, decode=1),
         worker=WorkerSection(transport=worker),

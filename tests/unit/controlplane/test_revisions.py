@@ -1,4 +1,4 @@
-"""What workers of a revision are started with."""
+"""Start settings of a revision's workers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_folder_that_may_not_be_read_is_no_model(folder: Path, monkeypatch: py
     def stat(path: Path, **_: object) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
-    monkeypatch.setattr(Path, "stat", stat)  # whoever runs the tests may read everything
+    monkeypatch.setattr(Path, "stat", stat)  # the account that runs the tests may read everything
     with pytest.raises(ModelError, match="Permission denied"):
         started(of(str(folder)))
 

@@ -18,7 +18,7 @@ from tandem.core.rollouts import advanced, paused, resumed, started, undone
 
 P, D, M = RoleName.PREFILL, RoleName.DECODE, RoleName.MIXED
 BAD = "bad"
-"""A revision whose workers cannot start."""
+"""A revision with workers that cannot start."""
 
 
 def wanted(*, prefill: int = 0, decode: int = 0, mixed: int = 0, max_ranks: int = 0) -> DesiredState:
@@ -29,7 +29,7 @@ def wanted(*, prefill: int = 0, decode: int = 0, mixed: int = 0, max_ranks: int 
 
 @dataclass
 class World:
-    """Workers that do as they are told, some time after they are told. It checks what must hold at every moment."""
+    """Workers that obey, some time after an order. It checks the invariants at every moment."""
 
     rng: random.Random
     max_ranks: int
@@ -128,8 +128,8 @@ def step(state: DesiredState, world: World, *, most: int | None = None) -> tuple
 
 
 def settle(state: DesiredState, world: World, *, dies_every_time: bool) -> tuple[DesiredState, set[WorkerId]]:
-    """A controller that dies after each single action, or one that does all that it planned. Returns the record, which
-    rollouts change, and who is not as wanted in the end, which has to be said by the last plan."""
+    """Run a controller that dies after each single action, or one that does all that it planned. Return the record,
+    which rollouts change, and the workers that differ from it in the end, which the last plan has to name."""
     for _ in range(4000):
         state, is_news = step(state, world, most=1 if dies_every_time else None)
         if not is_news and not world.is_moving:

@@ -31,7 +31,7 @@ def tensor(name: str, dims: tuple[int, ...], kind: int = 0, offset: int = 0) -> 
 
 @dataclass(kw_only=True)
 class Bytes:
-    """A file of these entries; counts are theirs unless said otherwise."""
+    """A file of these entries; counts are theirs unless given."""
 
     magic: bytes = b"GGUF"
     version: int = 3

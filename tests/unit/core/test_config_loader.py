@@ -1,4 +1,4 @@
-"""The loader is strict, and its errors say which key, where, and what to write instead."""
+"""The loader is strict, and its errors name the key, its place, and a correction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which instructions a process may use, by one variable, for our code and the libraries that it computes with."""
+"""The instructions that a process may use, by one variable, for our code and the libraries that it computes with."""
 
 from __future__ import annotations
 

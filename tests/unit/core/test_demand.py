@@ -1,4 +1,4 @@
-"""What routers tell the planner: it comes back as it was, and nothing else passes for it."""
+"""Routers' reports to the planner: a report survives the round trip, and nothing else passes for one."""
 
 from __future__ import annotations
 

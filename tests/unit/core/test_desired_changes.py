@@ -1,4 +1,4 @@
-"""What wishes make of a desired state: victims, flips, bounds, and who may not be wished away."""
+"""Changes of a desired state: victims, flips, bounds, and workers that may not be removed."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_the_last_of_a_role_stays_unless_mixed_serves() -> None:
 
 
 def test_who_alone_does_its_work_does_not_change_sides() -> None:
-    """The record would serve afterwards, and nobody would meanwhile."""
+    """The record would serve afterwards, and no worker would meanwhile."""
     with pytest.raises(ConflictError, match="no other worker could do what a decode worker does meanwhile"):
         flipped(cluster(1, 1), "decode-0", M)
     after = scaled(cluster(1, 1), {D: 0, M: 1}, {})

@@ -35,7 +35,7 @@ def test_a_full_disk_leaves_what_was_there_and_nothing_else(tmp_path: Path, monk
 
 
 def test_what_a_killed_writer_left_lends_it_neither_mode_nor_target(tmp_path: Path) -> None:
-    """It may have the name of this process, whose number was another's before."""
+    """It may have the name of this process: process ids are used again."""
     path, left, elsewhere = tmp_path / "file", tmp_path / f".file.{os.getpid()}", tmp_path / "elsewhere"
     left.write_bytes(b"left")
     left.chmod(0o644)

@@ -1,4 +1,4 @@
-"""What a process loaded before it serves is not walked again by its garbage collections."""
+"""Objects that a process loaded before it serves are not walked again by its garbage collections."""
 
 from __future__ import annotations
 

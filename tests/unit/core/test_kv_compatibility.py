@@ -1,4 +1,4 @@
-"""Who pairs with whom, in which form, and what a refusal says: every rule on its own, symmetry by hypothesis."""
+"""Pairs of workers, their forms, and the texts of refusals: every rule on its own, symmetry by hypothesis."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_refusals_name_what_differs_and_what_to_do(other: KVProfile, words: tupl
 
 
 def test_workers_of_two_revisions_never_work_together() -> None:
-    """Whatever else is equal; one that nobody gave a revision fits all. It is told on the wire."""
+    """With all else equal; a worker without a revision fits all. The revision is sent on the wire."""
     one, other = (dataclasses.replace(EQUAL, revision=name) for name in ("initial", "r2"))
     assert refusal(one, other).startswith("revision differs: initial and r2;")
     with pytest.raises(PairRefusedError, match="revision differs"):

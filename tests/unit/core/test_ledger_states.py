@@ -18,7 +18,7 @@ picks = st.lists(st.integers(0, 1000), max_size=4)
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """`held`: who holds which block; `content`: which block is findable under which hash; `twins`: blocks with the
+    """`held`: the holders of each block; `content`: which block is findable under which hash; `twins`: blocks with the
     content of a findable one, in the order in which they were published."""
 
     @initialize(blocks=st.integers(0, 10))

@@ -30,7 +30,7 @@ def test_names_say_what_a_metric_is(metric: Metric) -> None:
 
 
 def counted() -> Iterator[tuple[str, str]]:
-    """What workers count under a name that stands there as text, and where."""
+    """Yield the names, written as text, that workers count under, and their places."""
     for folder in OF_WORKERS:
         for path in (ROOT / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):

@@ -1,4 +1,4 @@
-"""Shortest remaining work first, and nobody is overtaken for ever."""
+"""Shortest remaining work first, and no request is overtaken for ever."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which settings a revision may change, and what becomes of the configuration."""
+"""Settings that a revision may change, and the resulting configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be wished of rollouts, and what a step of one makes of the record."""
+"""Operations on rollouts, and the effect of a step on the record."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_without_a_surge_somebody_leaves_first() -> None:
 
 
 def test_the_last_that_serves_stays_however_many_may_be_missing() -> None:
-    """Also before the first new one serves, and while nobody does: the record always names somebody."""
+    """Also before the first new one serves, and while none does: the record always names a worker."""
     state = started(cluster(), name="r2", max_surge=0, max_unavailable=2)
     first = advanced(state, serving(state), {})
     assert (first.member("decode-1"), names(first)) == (state.member("decode-1"), ["decode-1"])

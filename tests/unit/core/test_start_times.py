@@ -47,7 +47,7 @@ def test_a_process_knows_when_it_was_started() -> None:
     began_s = time.monotonic()
     program = [sys.executable, "-c", PROGRAM.format(pause=0.3)]
     said_s = float(subprocess.run(program, capture_output=True, text=True, check=True, env=os.environ).stdout)
-    assert 0.3 <= said_s <= time.monotonic() - began_s + 0.02  # it is told in hundredths
+    assert 0.3 <= said_s <= time.monotonic() - began_s + 0.02  # it is reported in hundredths
 
 
 def test_this_process_began_before_now() -> None:

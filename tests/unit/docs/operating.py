@@ -1,4 +1,4 @@
-"""What the pages of docs/operate are read with."""
+"""Reading of the pages of docs/operate."""
 
 from __future__ import annotations
 

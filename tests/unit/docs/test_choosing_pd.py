@@ -36,7 +36,7 @@ def worker(model: str, hardware: str, tp: int) -> Rates:
 
 @dataclass(frozen=True)
 class Work:
-    """What a request of that shape takes of a worker of each role, each kept busy. Seconds."""
+    """Time that a request of that shape takes on a worker of each role, each kept busy. Seconds."""
 
     prompt: int
     answer: int

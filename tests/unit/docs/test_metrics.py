@@ -1,4 +1,4 @@
-"""docs/metrics.md is what the module of names says; other pages name metrics that there are."""
+"""docs/metrics.md agrees with the module of names; other pages name metrics that exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pages and forms name exists: commands of `clusterctl` and their flags, make targets, programs, paths, links."""
+"""Names in pages and forms exist: commands of `clusterctl` and their flags, make targets, programs, paths, links."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_commands_and_flags_are_real(page: Path) -> None:
             command, rest = follow(words)
             assert flags(rest) <= options(command), f"clusterctl {' '.join(words)}"
             allowed |= options(command)
-        if page.name != "CHANGELOG.md":  # which says each thing of one release in one list
+        if page.name != "CHANGELOG.md":  # which lists all changes of one release
             alone = {flag for flag in re.findall(r"`(--[a-z-]+)[^`]*`", section) if not flag.endswith("-")}
             assert alone <= allowed | program_flags(), section
 

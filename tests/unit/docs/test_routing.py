@@ -28,7 +28,7 @@ WORDS = {"three": 3, "four": 4, "eight": 8, "half": 0.5}
 
 
 def figures(pattern: str, page: str = "routing.md") -> list[float]:
-    """What the groups of `pattern` say, as numbers; it is on the page once."""
+    """Return the groups of `pattern` as numbers; it is on the page once."""
     (found,) = re.findall(pattern, " ".join((DOCS / page).read_text().split()))
     return [WORDS.get(one) or float(one.replace(",", "")) for one in ([found] if isinstance(found, str) else found)]
 

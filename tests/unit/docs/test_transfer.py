@@ -1,4 +1,4 @@
-"""docs/transfer.md and frames.md against the code: promises, transports, bytes where the tables say they are."""
+"""docs/transfer.md and frames.md against the code: promises, transports, offsets of bytes in the tables."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def rows(text: str) -> list[list[str]]:
 
 
 def byte_table(heading: str) -> list[tuple[int, str, str]]:
-    """(offset, size, field) of the table whose last column is called `heading`."""
+    """(offset, size, field) of the table with a last column called `heading`."""
     start = FRAMES.index(f"| at | bytes | {heading} |\n")
     end = FRAMES.find("\n\n", start)
     return [(int(at), size, field) for at, size, field in rows(FRAMES[start:end])[1:]]
@@ -148,7 +148,7 @@ def test_how_much_is_under_way(name: str) -> None:
 
 
 def figures(pattern: str) -> list[float]:
-    """What the groups of `pattern` say in the section on measured links, as numbers; it is there once."""
+    """Return the groups of `pattern` in the section on measured links as numbers; it is there once."""
     (found,) = re.findall(pattern, " ".join(section("## Which transport a link takes").split()))
     words = {"two": 2, "four": 4, "five": 5}
     return [words.get(one) or float(one) for one in ([found] if isinstance(found, str) else found)]

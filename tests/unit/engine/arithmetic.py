@@ -197,7 +197,7 @@ class BegunArithmetic:
                 tokens = self._before.tokens()
                 self._batch.token_ids[:] = [tokens[i] for i in self._chosen]
             self._sampled = self._runner.compute(self._batch, self._rows)
-        except Exception as error:  # noqa: BLE001 - told by `results`
+        except Exception as error:  # noqa: BLE001 - reported by `results`
             self._sampled = error
 
     def tokens(self) -> list[int]:

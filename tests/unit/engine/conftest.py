@@ -1,4 +1,4 @@
-"""Engines on the bundled model, whose runners are made once a file."""
+"""Engines on the bundled model, with runners that are made once a file."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_cached_hits_are_not_counted_as_room() -> None:
 
 
 def test_a_prompt_is_written_in_place_while_it_is_pushed() -> None:
-    """The sender reads the blocks that it was told; they must not be swapped for copies under it."""
+    """The sender reads the blocks named to it; they must not be swapped for copies under it."""
     space = BlockSpace(layout(1), (8,))
     state = state_of(prompt=7, groups=1)
     assert space.admit(state, 0)

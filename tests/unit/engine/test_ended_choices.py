@@ -1,4 +1,4 @@
-"""A choice that nobody wants more of: it stops, its blocks come back, and the others never notice."""
+"""A cancelled choice: it stops, its blocks come back, and the others never notice."""
 
 from __future__ import annotations
 

@@ -431,7 +431,7 @@ def test_results_count_what_a_step_attends_to() -> None:
     assert counts() == (6, 1, 6, 21)
     # a's position 6, all of b: one row for both choices.
     assert counts() == (8, 2, 7 + 7, 7 + 28)
-    # a's position 7, and 7 of either choice of b; then nobody is left.
+    # a's position 7, and 7 of either choice of b; then no sequence is left.
     assert counts() == (3, 3, 3 * 8, 3 * 8)
     assert counts() == (0, 0, 0, 0)
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(not (MODEL / "model.safetensors").exists(), reas
 
 
 class Oracle:
-    """transformers' greedy answers, cut where two tokens are too close to tell apart in fp32."""
+    """transformers' greedy answers, cut where two tokens are too close to distinguish in fp32."""
 
     def __init__(self) -> None:
         from transformers import AutoModelForCausalLM
@@ -57,7 +57,7 @@ def oracle() -> Oracle:
 
 
 def run(engine: Engine) -> tuple[dict[str, list[int]], list[str]]:
-    """Tokens by key (and "key#choice" for further choices), and who was preempted."""
+    """Tokens by key (and "key#choice" for further choices), and the preempted requests."""
     tokens: dict[str, list[int]] = {}
     preempted: list[str] = []
     for _ in range(2000):

@@ -98,7 +98,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(prompt=st.integers(1, 12), seed=st.integers(0, 2), max_tokens=st.integers(2, 14), n=st.integers(1, 2))
     def add_prefilled(self, prompt: int, seed: int, max_tokens: int, n: int) -> None:
-        """What a decode worker does: match, share, reserve, receive, admit."""
+        """Act as a decode worker: match, share, reserve, receive, admit."""
         self.count += 1
         key = f"r{self.count}"
         request = make_request(key, tokens(prompt, seed), max_tokens, n=n, temperature=0.9, arrival_s=float(self.count))
@@ -142,7 +142,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(pick=st.integers(0, 100), choice=st.integers(0, 3))
     @precondition(lambda self: self.engine.in_flight())
     def end_choice(self, pick: int, choice: int) -> None:
-        """Nobody wants more of one choice; the others go on as if nothing had happened."""
+        """One choice is cancelled; the others go on as if nothing had happened."""
         keys = self.engine.in_flight()
         key = keys[pick % len(keys)]
         self.engine.end_choice(key, choice)
@@ -150,9 +150,10 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(arrival=st.integers(0, 12), need=st.integers(1, 12))
     def make_way(self, arrival: int, need: int) -> None:
-        """What a decode worker does for an older ticket: all that it needs comes free, or nobody is disturbed."""
+        """Preempt as a decode worker does for an older ticket: all that it needs comes free, or no request is
+        disturbed."""
         engine = self.engine
-        engine.make_way(math.inf, [1] * len(engine.ledgers))  # disturbs nobody, but a step under way is over
+        engine.make_way(math.inf, [1] * len(engine.ledgers))  # disturbs no request, but a step under way is over
         before = {ledger.group: ledger.counts() for ledger in engine.ledgers}
         victims = engine.make_way(float(arrival), [need] * len(engine.ledgers))
         assert all(self.bench.requests[key].arrival_s > arrival for key in victims)

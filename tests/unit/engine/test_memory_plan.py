@@ -1,4 +1,4 @@
-"""What a rank's memory is for, by arithmetic, and what is said where there is too little of it."""
+"""The uses of a rank's memory, by arithmetic, and the message where there is too little of it."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def ask(key: str, length: int, count: int | None = 2, **options: object) -> Engi
 
 
 class Listener:
-    """Runs an engine and collects what it says."""
+    """Runs an engine and collects its output."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine

@@ -1,4 +1,4 @@
-"""What a step is made of: budgets, order, admission, preemption."""
+"""The contents of a step: budgets, order, admission, preemption."""
 
 from __future__ import annotations
 
@@ -409,7 +409,7 @@ def test_a_choice_is_ended_once_and_no_other_with_it() -> None:
 
 
 def test_a_choice_that_is_left_alone_in_the_queue_is_computed_as_if_it_had_come_alone() -> None:
-    """Its prompt and what it has said already in one go: nobody else needs the prompt."""
+    """Its prompt and its output so far in one go: no other choice needs the prompt."""
     options: dict[str, Any] = {"n": 3, "temperature": 1.0, "seed": 6}
     whole = make_request("x", tokens(4), 9, **options)
     bench = Bench()

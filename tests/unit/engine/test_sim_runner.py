@@ -1,4 +1,4 @@
-"""The simulated engine says what the oracle says, however it is batched, cut, cached and preempted."""
+"""The simulated engine gives the oracle's tokens, however it is batched, cut, cached and preempted."""
 
 from __future__ import annotations
 

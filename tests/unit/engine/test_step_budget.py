@@ -11,7 +11,7 @@ from tandem.engine.step_budget import TELLING_TOKENS, SchedulerConfig, StepPace
 
 
 def test_a_speed_is_told_when_it_tells_something_and_counts_by_tokens() -> None:
-    """10 ms a step besides 1 ms a token: many short prompts hardly change what long ones say."""
+    """10 ms a step besides 1 ms a token: many short prompts hardly change the speed from long ones."""
     pace = StepPace(SchedulerConfig(), 16)
     pace.observe(TELLING_TOKENS - 1, 0, 0.521)
     assert pace.prefill_speed == PrefillSpeed()
@@ -155,7 +155,8 @@ def test_what_was_slow_for_long_is_told_as_slow() -> None:
 
 
 def test_no_token_is_taken_to_cost_less_than_nothing() -> None:
-    """Long contexts were so slow that short ones would have to be computed in advance: then only the rate is told."""
+    """Long contexts were so slow that short ones would have to be computed in advance: then only the rate is
+    reported."""
     pace = StepPace(SchedulerConfig(), 16)
     for _ in range(6):
         pace.observe(100, 0, 1.0, 100.0)

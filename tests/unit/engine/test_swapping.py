@@ -1,4 +1,4 @@
-"""Preempted requests whose KV waits in host memory say the same as those that are computed again, and cost no step."""
+"""Preempted requests with KV that waits in host memory answer the same as recomputed ones, and cost no step."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def test_what_is_kept_is_what_is_in_the_window(windows: Windows, blocks: int, mo
     while bench.engine.has_work:
         bench.step()
         for key in bench.requests:
-            bench.check_findable(key)  # not what a hit and the window have between them, which nobody wrote again
+            bench.check_findable(key)  # not the blocks between a hit and the window, which were not written again
     assert swap.requests > 0
     assert 0 < copies.saved_blocks <= most * swap.requests
     assert copies.restored_blocks > 0

@@ -1,4 +1,4 @@
-"""KV that left a sliding window goes back while the sequence runs; what is said stays the same."""
+"""KV that left a sliding window goes back while the sequence runs; the output stays the same."""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedCase:
-    """Sequences whose keys and values `[length, kv_heads, width]` are also stored in a paged layer view.
+    """Sequences with keys and values `[length, kv_heads, width]` that are also stored in a paged layer view.
 
-    Slots nobody wrote hold NaN, table entries past the end of a sequence hold -1.
+    Unwritten slots hold NaN, table entries past the end of a sequence hold -1.
     """
 
     keys: list[Tensor]

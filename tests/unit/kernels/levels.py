@@ -1,5 +1,5 @@
-"""Which level of CPU a case needs, by name. A case that needs more than this process may use is skipped; on a CPU that
-has the level, missing code is a failure and no reason to skip."""
+"""The level of CPU that a case needs, by name. A case that needs more than this process may use is skipped; on a CPU
+that has the level, missing code is a failure and no reason to skip."""
 
 from __future__ import annotations
 

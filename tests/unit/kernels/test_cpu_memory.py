@@ -1,4 +1,4 @@
-"""What the system is asked for is done; what it is worth is a matter for measurement."""
+"""The requests to the system are made; their worth is a matter for measurement."""
 
 from __future__ import annotations
 

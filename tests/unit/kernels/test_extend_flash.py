@@ -20,7 +20,7 @@ def without_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("computed", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("group", [1, 3, 4])
 def test_matches_dense_attention(paged, expected_attention, randn, computed, stored, group) -> None:
-    """A whole prompt, a chunk behind others, nothing, a single token, and rows that belong to nobody."""
+    """A whole prompt, a chunk behind others, nothing, a single token, and rows that belong to no sequence."""
     lens, counts = [40, 90, 33, 21], [40, 37, 0, 1]
     case = paged(lens, dtype=stored, width=32)
     starts = [0, *torch.tensor(counts).cumsum(0).tolist()]

@@ -52,8 +52,8 @@ def bounds(counts: list[int]) -> torch.Tensor:
 def test_matches_dense_attention(
     path, threads, paged, expected_attention, randn, group, width, block_tokens, options
 ) -> None:
-    """Prompts, chunks behind others, nothing, single tokens, and rows that belong to nobody; what no query sees is
-    not read."""
+    """Prompts, chunks behind others, nothing, single tokens, and rows that belong to no sequence; keys that no query
+    sees are not read."""
     case = paged(LENS, dtype=torch.bfloat16, width=width, block_tokens=block_tokens)
     starts = bounds(COUNTS)
     if "window" in options:

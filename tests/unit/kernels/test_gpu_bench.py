@@ -1,4 +1,4 @@
-"""The GPU bench where there is no GPU: it says so, claims nothing, and still succeeds."""
+"""The GPU bench where there is no GPU: it reports so, claims nothing, and still succeeds."""
 
 from __future__ import annotations
 

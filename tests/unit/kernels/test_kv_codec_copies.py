@@ -27,7 +27,7 @@ PATHS = ("python", "table", "pclmul", "vpclmul", "arm-crc")
 
 @contextmanager
 def using(path: str) -> Iterator[bool]:
-    """Whether the path can be used here; it is, inside."""
+    """True if the path can be used here; it is, inside."""
     if path == "python":
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(native, "_is_enabled", False)

@@ -1,4 +1,4 @@
-"""Layer views whose keys and values are the same memory: every path over them is attention with v = k."""
+"""Layer views with keys and values in the same memory: every path over them is attention with v = k."""
 
 from __future__ import annotations
 

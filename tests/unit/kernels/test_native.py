@@ -35,7 +35,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def cached(source: Path) -> list[Path]:
-    """What the cache holds, but for locks."""
+    """Return the files in the cache, but for locks."""
     return [path for path in (source.parents[1] / "cache" / "tandem").iterdir() if path.suffix != ".lock"]
 
 

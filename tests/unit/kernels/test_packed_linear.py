@@ -48,7 +48,7 @@ def test_few_rows_are_the_reference(threads, randn, shape, has_bias, path) -> No
 
 @needs(CpuLevel.AVX512BF16)  # below, it packs in another way
 def test_few_rows_are_read_from_the_bytes_that_onednn_packed(randn) -> None:
-    """Where oneDNN packs in pairs the layout is found, and zeros, which say nothing, are left to oneDNN."""
+    """Where oneDNN packs in pairs the layout is found, and zeros, which show nothing, are left to oneDNN."""
     weight = randn(576, 192, dtype=torch.bfloat16)
     linear = PackedLinear(weight)
     assert linear.layout is not None, "oneDNN packs in another way"

@@ -55,7 +55,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 def numbers_of(weight: QuantizedWeight) -> Tensor:
-    """What a weight stands for, read back: products with a single 127 in a row are 127 · a number."""
+    """Return a weight's values, read back: products with a single 127 in a row are 127 · a number."""
     linear = QuantizedLinear(weight, unpacked=Unpacked(), is_exact=True)
     scales = weight.scales[: weight.columns]
     read = linear(torch.eye(weight.inner, dtype=weight.dtype)).float().t() / torch.where(scales > 0, scales, 1)[:, None]

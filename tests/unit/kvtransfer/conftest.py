@@ -98,7 +98,7 @@ class Bench:
         return tuple(bytes(data) for data in self.memory.values())
 
     def promised_only(self, before: tuple[bytes, ...], after: tuple[bytes, ...]) -> bool:
-        """Whether two images differ in no block but those of the default ticket."""
+        """True if two images differ in no block but those of the default ticket."""
         for spec, old, new, promised in zip((DENSE, LATENT), before, after, ({1, 2}, {5}), strict=True):
             size = spec.block_bytes()
             changed = {b for b in range(8) if old[b * size : (b + 1) * size] != new[b * size : (b + 1) * size]}

@@ -1,4 +1,4 @@
-"""Coverage says of whole runs of blocks what a look at each cell would say."""
+"""Coverage of whole runs of blocks agrees with a look at each cell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much may be under way on a link with one window of bytes, and when a receiver says what it has taken."""
+"""The bytes that may be under way on a link with one window, and the time of a receiver's acknowledgements."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_mere_ack_waits_until_much_was_taken_and_says_all_of_it() -> None:
 
 
 def test_a_sender_that_waits_is_always_told() -> None:
-    """The window is full, the next frame the largest: what was not told is less than the rest of the window."""
+    """The window is full, the next frame the largest: the unacknowledged bytes are less than the rest of the window."""
     assert REPORT_BYTES + MAX_PAYLOAD_BYTES <= WINDOW_BYTES
 
 

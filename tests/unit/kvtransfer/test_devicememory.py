@@ -1,4 +1,4 @@
-"""What `cuda_ipc` stands on, without a GPU: tensors over addresses, the page of words, memory by descriptor."""
+"""Foundations of `cuda_ipc`, without a GPU: tensors over addresses, the page of words, memory by descriptor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tandem.kvtransfer.transports.slot_fences import MAX_FRAMES, SlotWords, Slot
 
 
 def test_a_frame_that_is_over_is_no_earlier_one_again() -> None:
-    """What is left in a word when frame 511 is over is not what frame 255 had there."""
+    """The value left in a word when frame 511 is over is not the one that frame 255 had there."""
     words = SlotWords()
     view = SlotWordsView(words.descriptor)
     words.close_descriptor()

@@ -1,4 +1,4 @@
-"""Which transports a sender tries, in which order."""
+"""The transports that a sender tries, and their order."""
 
 from __future__ import annotations
 

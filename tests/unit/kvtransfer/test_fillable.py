@@ -1,4 +1,4 @@
-"""A bytes object that is filled before anybody sees it."""
+"""A bytes object that is filled before any other code sees it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What gloo made is freed where the exit of the process waits for it, or not at all."""
+"""Gloo's objects are freed where the exit of the process waits for it, or not at all."""
 
 from __future__ import annotations
 

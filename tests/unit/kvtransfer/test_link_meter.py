@@ -45,7 +45,7 @@ def test_overlapping_transfers_count_once() -> None:
     assert meter.is_busy
     meter.answered(TransferId(1))
     meter.answered(TransferId(1))  # once is enough
-    meter.answered(TransferId(9))  # nobody asked
+    meter.answered(TransferId(9))  # it was not asked
     clock.advance(2.0)
     assert meter.is_busy
     meter.answered(TransferId(2))
@@ -159,7 +159,7 @@ def test_a_link_that_is_busy_now_counts_until_now() -> None:
 def test_a_short_hiccup_is_not_far_below() -> None:
     clock = ManualClock()
     meter = LinkMeter(clock)
-    send(meter, clock, 1, ENOUGH_BYTES, 0.1, 0.1)  # a quarter of a second says more about the scheduler
+    send(meter, clock, 1, ENOUGH_BYTES, 0.1, 0.1)  # a quarter of a second measures more of the scheduler
     assert not meter.is_far_below(1e12, 0.0)
 
 

@@ -1,4 +1,4 @@
-"""The table of links: what is believed and for how long, whose failure it is, what others hear, which is taken."""
+"""The table of links: trusted speeds and their lifetime, owners of failures, reports to others, the chosen link."""
 
 from __future__ import annotations
 

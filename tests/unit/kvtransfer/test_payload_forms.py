@@ -62,7 +62,7 @@ class Worker:
             self.memory[rank][:] = self.image(numbers, rank, before)
 
     def image(self, numbers: torch.Tensor, rank: int, before: float = 0.0) -> bytes:
-        """What a rank's memory holds with exactly these numbers in it."""
+        """Return a rank's memory with exactly these numbers in it."""
         spec, size = self.spec, self.spec.block_tokens
         heads = spec.heads_of(rank, self.tp)
         shape = (len(self.blocks) + 3, len(spec.layers), spec.planes, len(heads), size, spec.width)
@@ -131,7 +131,7 @@ def frames_for(
 
 
 def expected(numbers: torch.Tensor, source: Worker, target: Worker, codec: str) -> torch.Tensor:
-    """What the receiver ought to hold: every row of its own blocks through the reference."""
+    """Return the expected contents of the receiver: every row of its own blocks through the reference."""
     dtype = TORCH_DTYPES[target.spec.dtype]
     if not codec:
         return numbers if source.spec.dtype == target.spec.dtype else convert_reference(numbers, dtype)

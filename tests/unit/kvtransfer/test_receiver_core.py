@@ -1,4 +1,4 @@
-"""What the receiving end accepts, drops and fails, without sockets."""
+"""Messages that the receiving end accepts, drops and fails, without sockets."""
 
 from __future__ import annotations
 
@@ -363,7 +363,7 @@ def test_a_revoked_promise_drops_late_frames_without_calling_them_a_failure(benc
 def test_a_rank_that_has_bytes_already_revokes_as_quietly_as_the_one_that_had_none(
     bench: Any, make_control: Any
 ) -> None:
-    """Its sender hears of it from another rank, and later than it pushes: a refusal would cost the attempt."""
+    """Its sender learns of it from another rank, and later than it pushes: a refusal would cost the attempt."""
     bench.intake.expect(bench.ticket())
     frames = bench.everything()
     bench.send(*frames[0])

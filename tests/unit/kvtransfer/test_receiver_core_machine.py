@@ -65,7 +65,7 @@ class Machine(RuleBasedStateMachine):
         if not cells & self.missing[number]:
             return
         self.model.pools[0].write_from(frame.blocks, layers, heads, memoryview(sent))
-        if flip:  # it lies in reserved blocks that nobody will read
+        if flip:  # it lies in reserved blocks that are never read
             self._end(number, "failed")
             return
         self.missing[number] -= cells

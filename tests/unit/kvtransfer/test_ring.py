@@ -75,7 +75,7 @@ def test_a_full_ring_waits_for_the_receiver_and_never_overwrites() -> None:
 
 
 def _filled() -> tuple[SenderRing, ReceiverRing]:
-    """A pair whose ring is full of two payloads."""
+    """A pair with a ring that is full of two payloads."""
     sender, receiver = make_pair()
     for _ in range(2):
         sender.reserve(SIZE // 2).release()
@@ -214,7 +214,7 @@ def _frame(kind: FrameKind, size: int) -> Frame:
 
 @given(st.integers(SIZE, 6 << 20), st.lists(st.integers(1, MAX_PAYLOAD_BYTES), max_size=60), st.booleans())
 def test_whoever_waits_for_room_is_told_of_it(ring_bytes: int, sizes: list[int], are_large: bool) -> None:
-    """Acknowledgements are bundled; a sender whose frames are all judged still finds room."""
+    """Acknowledgements are bundled; a sender with all frames judged still finds room."""
     sender, credit, largest = RingAccount(ring_bytes), RingCredit(ring_bytes), largest_payload(ring_bytes)
     for size in (max(1, largest - size % 64) if are_large else min(size, largest) for size in sizes):
         assert sender.fits(size)

@@ -1,4 +1,4 @@
-"""Which transport a link takes, over links that are made of numbers: a clock moves as their bytes do."""
+"""A link's choice of transport, over links that are made of numbers: a clock moves as their bytes do."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_every_transport_is_measured_and_the_fastest_is_kept(make: Make) -> None
 
 
 def test_measuring_connections_are_anonymous_and_brief(make: Make) -> None:
-    """A receiver fails what was promised to a peer whose connection ends: these end at once."""
+    """A receiver fails the promises to a peer when its connection ends: these end at once."""
     world = make(one=1e12, two=1e6)
     began_s = world.clock.now_s()
     world.choose(world.survey())
@@ -272,7 +272,7 @@ def test_a_link_that_is_closed_while_it_is_measured_leaves_nothing_behind(make: 
         with pytest.raises(LinkClosedError, match="closed"):
             world.choose(world.survey(preference=preference))
     else:
-        world.choose(world.survey(preference=preference))  # the line is its owner's, who knows
+        world.choose(world.survey(preference=preference))  # the line is its owner's, which knows
     world.close()
     world.lines.clear()
     assert world.table.rows() == []
@@ -291,7 +291,7 @@ def test_a_forced_transport_is_measured_on_its_own_connection(make: Make) -> Non
 def test_a_receiver_that_stands_still_keeps_no_other_worker_waiting(
     make: Make, monkeypatch: pytest.MonkeyPatch, preference: str
 ) -> None:
-    """Stopped while it is measured: the link has no room any more, and who measures has the hosts' turn."""
+    """Stopped while it is measured: the link has no room any more, and the measuring thread holds the hosts' turn."""
     monkeypatch.setattr(survey_module, "ANSWER_TIMEOUT_S", 0.01)
     world = make(one=1e9, two=1e9)
     world.on_probe = lambda: setattr(world, "has_room", False)
@@ -342,7 +342,7 @@ def test_a_link_far_below_its_measurement_is_measured_again_and_left(
 
 
 def test_a_link_far_above_its_measurement_is_measured_again_and_kept(make: Make) -> None:
-    """It was measured in a busy moment, which nobody would ever notice else."""
+    """It was measured in a busy moment, which would else stay unnoticed."""
     world = make(one=1e9, two=1e9)
     bad = [
         LinkSpeed(from_host="a", to_host="b", transport=name, peer="d7", bytes_per_s=speed, latency_s=1e-5)

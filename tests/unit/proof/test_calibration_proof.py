@@ -1,4 +1,4 @@
-"""What the calibration's proof plays to both sides, how it calibrates, and what it compares."""
+"""The calibration's proof: the load that it plays to both sides, its calibration, and its comparison."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the proof of exactness takes for a broken promise, and what for too little to judge by."""
+"""The proof of exactness: its criteria for a broken promise, and for too little to judge by."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def row(best: int, second: int, gap: float = 1.0) -> Tensor:
 
 
 def said(rows: list[Tensor], chosen: list[int] | None = None) -> Answer:
-    """An answer with these distributions, and the best of each chosen if nothing else is said."""
+    """An answer with these distributions, and the best of each chosen unless `chosen` is given."""
     tops = [each.topk(20) for each in rows]
     best = [list(zip(top.indices.tolist(), top.values.tolist(), strict=True)) for top in tops]
     tokens = [pairs[0][0] for pairs in best]

@@ -1,4 +1,4 @@
-"""What the planner's proof gives to real processes: the same seconds of work, in fewer messages and faster."""
+"""The planner's proof with real processes: the same seconds of work, in fewer messages and faster."""
 
 from __future__ import annotations
 

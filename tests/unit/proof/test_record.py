@@ -1,4 +1,4 @@
-"""A proof's results file: what is kept, what is run again, and what is said of it."""
+"""A proof's results file: kept results, repeated runs, and its summary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Proofs that are run again: a file is written only if something new is known, and tells of all that it holds."""
+"""Proofs that are run again: a file is written only if something new is known, and reports all that it holds."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_frozen_leaves_the_file_alone_where_nothing_was_run(
 def test_calibration_that_finds_the_same_again_leaves_the_file_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What the simulator says is made short; what is kept of it is what counts."""
+    """The simulator's output is made short; only the kept part of it counts."""
     base = Calibration(prefill_token_s=1e-3, decode_step_s=0.02)
     figures = {"ttft_p50_s": 1.0, "ttft_p90_s": 2.0, "tokens_per_s": 30.0}
     answers = {"measured": [0.25]}

@@ -1,4 +1,4 @@
-"""Proofs whose entries are the same under each seed: seeds divide them, and none is left out."""
+"""Proofs with the same entries under each seed: seeds divide them, and none is left out."""
 
 from __future__ import annotations
 

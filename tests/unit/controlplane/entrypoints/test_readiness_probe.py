@@ -1,4 +1,4 @@
-"""What a container that asks itself hears: of a router by HTTP or TLS, of a worker by gRPC's health service."""
+"""A container's probe of itself: of a router by HTTP or TLS, of a worker by gRPC's health service."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Answers(BaseHTTPRequestHandler):
 
 @contextmanager
 def router(folder: Path, status: int, *, is_tls: bool = False) -> Iterator[None]:
-    """Who answers /readyz so, and the file by which it is found."""
+    """A server that answers /readyz so, and the file by which it is found."""
     handler = type("_Handler", (_Answers,), {"status": status})
     with HTTPServer(("127.0.0.1", 0), handler) as server:
         if is_tls:
@@ -55,7 +55,7 @@ def router(folder: Path, status: int, *, is_tls: bool = False) -> Iterator[None]
 
 @pytest.mark.parametrize("is_tls", [False, True], ids=["http", "tls"])
 def test_a_router_is_ready_when_it_says_so(is_tls: bool, tmp_path: Path) -> None:
-    """Its certificate is not for 127.0.0.1, and it is not asked for who it is."""
+    """Its certificate is not for 127.0.0.1, and its name is not checked."""
     with router(tmp_path, 200, is_tls=is_tls):
         assert probe(tmp_path, 5) == ""
 

@@ -1,4 +1,4 @@
-"""What a router and a worker of a pod are started with is what `up` would have made of the same configuration."""
+"""A router and a worker of a pod start with the settings that `up` would have made of the same configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read of KubeRay's objects, and the patch that is made of them."""
+"""Reading of KubeRay's objects, and the patch that is made of them."""
 
 from __future__ import annotations
 

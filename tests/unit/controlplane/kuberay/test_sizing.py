@@ -1,4 +1,4 @@
-"""How many nodes a RayCluster should have: of what is wanted, what is there, and who is where."""
+"""The number of nodes of a RayCluster, from the desired state, the present nodes, and the places of workers."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_nothing_goes_while_somebody_may_be_placed_there() -> None:
 
 
 def test_a_worker_counts_where_it_is_whatever_its_role() -> None:
-    """After a flip, or where Ray found room: nobody moves, and no node is made or ended for it."""
+    """After a flip, or where Ray found room: no worker moves, and no node is made or ended for it."""
     groups = [group(1), Group(name="p", replicas=2, most=8)]
     there = [*nodes("d", 1), *nodes("p", 2)]
     workers = [*on("d-0", group="p"), *on("p-0", group="d"), *on("p-1", group="p")]

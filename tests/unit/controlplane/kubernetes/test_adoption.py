@@ -1,4 +1,4 @@
-"""The record follows the pods: who fills which vacancy, who is gone for good, and what is left as it is."""
+"""The record follows the pods: pods that fill vacancies, pods gone for good, and members left unchanged."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def pod(name: WorkerId, *, leaving: bool = False, victim: bool = False, was_memb
 
 
 def sight(pods: Sequence[Pod], *, registered: Mapping[WorkerId, RoleName] | None = None, **replicas: int) -> Sight:
-    """Everybody is registered in the role of the own pool, unless `registered` says otherwise."""
+    """All pods are registered in the role of the own pool, unless `registered` sets otherwise."""
     said = {each.name: each.role for each in pods} if registered is None else registered
     return Sight(pods=pods, registered=said, replicas=replicas)
 
@@ -92,7 +92,7 @@ def test_who_is_not_registered_yet_waits_and_its_place_stays_free() -> None:
 
 
 def test_more_pods_than_were_asked_for_are_more_members() -> None:
-    """Somebody scaled up without the record."""
+    """An operator scaled up without the record."""
     after = follow(FULL, sight([*MEMBERS, pod(D_C)], dec=3))
     assert names(after) == {D_A, D_B, D_C}
     assert after.pools[1].count == 3
@@ -153,7 +153,7 @@ def test_a_new_record_takes_over_the_pods_of_the_one_before() -> None:
 
 
 def test_a_worker_that_is_to_start_anew_is_replaced_by_another_pod() -> None:
-    """Its pod was taken out of the scale; that is nobody's wish for fewer."""
+    """Its pod was taken out of the scale; that is no request for fewer."""
     state = restarted(FULL, D_B)
     seen = sight([MEMBERS[0], MEMBERS[1], replace(MEMBERS[2], is_victim=True)], dec=1)
     assert follow(state, seen) == state, "until it is gone"

@@ -1,4 +1,4 @@
-"""What several routers said, put together: requests, rates, and whether the workers are those that are wished for."""
+"""Reports of several routers, merged: requests, rates, and whether the workers are the desired ones."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def why(every: Sequence[Heard]) -> str:
 
 
 def test_requests_of_all_routers_are_one_load_by_arrival() -> None:
-    """An age counts from when it was said; what is older than the window is out."""
+    """An age counts from the time of its report; requests older than the window are out."""
     one = said([ask(50.0), ask(10.0, slo="")], age_s=2.0)
     other = said([ask(70.0), ask(30.0), ask(20.0), ask(1.0)], age_s=1.0, name="router-1")
     found = observe([one, other])

@@ -1,4 +1,4 @@
-"""What the planner is told: recent requests and measured rates."""
+"""The planner's inputs: recent requests and measured rates."""
 
 from __future__ import annotations
 

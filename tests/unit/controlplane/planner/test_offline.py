@@ -1,4 +1,4 @@
-"""The offline search against trying everything, and what it says of price."""
+"""The offline search against an exhaustive search, and its report of prices."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_pairs_need_a_link_that_carries_what_they_compute() -> None:
 
 
 def test_a_faster_link_is_taken_where_it_is_worth_its_price() -> None:
-    """And what is best of the others is told, of each link by itself."""
+    """And the best of the others is reported, of each link by itself."""
     answers = [long_prompts(linked(CHEAP, 0.05e9), linked(CHEAP, 9e9, price)) for price in (0.01, 5.0)]
     assert [answer.best.fleet.link_bytes_per_s for answer in answers] == [9e9, 0.05e9]
     for answer in answers:
@@ -156,7 +156,7 @@ def test_no_fleet_is_an_error() -> None:
 
 
 def test_rates_by_arithmetic_are_those_of_the_simulators_default() -> None:
-    """An H100 with Llama-3-8B: what docs/simulator.md says."""
+    """An H100 with Llama-3-8B: the numbers of docs/simulator.md."""
     found = rates(HARDWARE["h100"], MODELS["llama-3-8b"], 1)
     assert found is not None
     assert 1 / found.prefill.tokens_per_s == pytest.approx(40e-6, rel=0.01)

@@ -271,7 +271,7 @@ counts = st.builds(Split, st.integers(0, 6), st.integers(0, 6), st.integers(0, 3
 def test_it_never_goes_above_the_budget_and_always_serves(
     split: Split, budget: int, is_scaling: bool, is_mixed: bool, kinds: list[object]
 ) -> None:
-    """Whatever it starts from; only who starts above the budget is above it, until the first change."""
+    """From any start; only a start above the budget is above it, until the first change."""
     rules = dataclasses.replace(
         ACT, budget=budget, is_scaling=is_scaling, is_mixed_allowed=is_mixed, confirmations=1, cool_down_s=0.0,
         max_requests=60,

@@ -126,7 +126,8 @@ def test_a_mixed_worker_sends_nothing() -> None:
 
 @pytest.mark.parametrize("split", [Split(1, 2), Split(2, 1)])
 def test_a_prompt_waits_for_the_one_before_it_on_either_end_of_the_wire(split: Split) -> None:
-    """Two prompts of 100 tokens, 0.4 s on the wire each: the second is there at 0.8 s, whoever has but one wire."""
+    """Two prompts of 100 tokens, 0.4 s on the wire each: the second is there at 0.8 s, whichever end has but one
+    wire."""
     together = [seen(0.0, 100, 11), seen(0.0, 100, 11)]
     at_s = [0.1 * (number + 1) if split.prefill == 1 else 0.1 for number in range(2)]
     there_s = [0.0125 + 0.4, 0.0125 + 0.8]
@@ -145,7 +146,8 @@ def test_the_slower_end_of_a_wire_counts() -> None:
 
 
 def test_who_cannot_send_what_it_computed_takes_no_more_prompts() -> None:
-    """Prompts of 0.1 s whose KV takes 1 s on the wire, and a pool for two: the third waits until the first is there."""
+    """Prompts of 0.1 s with KV that takes 1 s on the wire, and a pool for two: the third waits until the first is
+    there."""
     together = [seen(0.0, 100, 2) for _ in range(4)]
     roomy, tight = (
         once(Split(1, 1), together, linked(1e-2, kv_tokens=room), {"": SloSection(ttft_s=1.0)}) for room in (1000, 200)
@@ -185,7 +187,7 @@ def test_of_two_bad_splits_the_nearer_one_scores_higher() -> None:
 
 
 def test_a_cluster_in_service_is_not_empty() -> None:
-    """A request every second whose answer takes ten: ten at a time, where an empty cluster would begin with one."""
+    """A request every second with an answer of ten: ten at a time, where an empty cluster would begin with one."""
     rates = Rates(
         prefill=PrefillSpeed(tokens_per_s=1e9), decode_step_s=0.05, decode_sequence_s=0.005, handoff_s=0.0,
         queue=FIRST_COME,

@@ -1,4 +1,4 @@
-"""Whoever asks for Ray where it is missing is told so, and how to get it."""
+"""A use of Ray where it is missing fails with a message on how to install it."""
 
 from __future__ import annotations
 

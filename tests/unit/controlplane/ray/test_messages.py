@@ -1,4 +1,4 @@
-"""Orders pass as one line of JSON and are told apart by everything in them."""
+"""Orders pass as one line of JSON and differ if any of their fields differs."""
 
 from __future__ import annotations
 

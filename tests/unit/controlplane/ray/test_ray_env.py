@@ -1,4 +1,4 @@
-"""Whether tokens are used is always said, whatever the surroundings say; workers never see the token."""
+"""The use of tokens is always set, independent of the environment; workers never see the token."""
 
 from __future__ import annotations
 

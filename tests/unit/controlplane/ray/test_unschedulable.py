@@ -1,4 +1,4 @@
-"""What keeps a worker from a place is named: no node, no such class, or the resource that is short on each node."""
+"""The cause that keeps a worker unscheduled is named: no node, no such class, or the resource short on each node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calibrations: fits, bench files, what the sim engine's settings say."""
+"""Calibrations: fits, bench files, the sim engine's settings."""
 
 from __future__ import annotations
 

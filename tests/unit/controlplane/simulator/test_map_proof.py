@@ -1,4 +1,4 @@
-"""What the map's proof plays, a slice of it, and what it calls broken."""
+"""The map's proof: a slice of its runs, and its criteria for a failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the planner's proof plays, a slice of it on made-up requests, and what it calls broken."""
+"""The planner's proof: a slice of its runs on made-up requests, and its criteria for a failure."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_a_worker_that_flips_gets_nothing_until_it_is_ready() -> None:
 
 
 def test_what_it_held_it_still_holds() -> None:
-    """Both decode workers have the system prompt; who turns to prefill need not compute it."""
+    """Both decode workers have the system prompt; the one that turns to prefill need not compute it."""
     trace = shared_prompt(requests=60, rate=1.0, shared_tokens=2048, own_tokens=300, output_tokens=20, seed=2)
     _, outcome = flipped(setup(1, 3, is_fetching=False), trace, (30.0, Split(2, 2)))
     (flip,) = outcome.flips

@@ -96,7 +96,7 @@ def test_every_request_ends_once_and_nothing_stays_behind() -> None:
     due = sum(r.output_tokens - 1 for r in load().requests)
     preemptions = sum(record.preemptions for record in outcome.records)
     assert preemptions
-    assert due - preemptions <= made <= due  # who returns samples a token behind its last chunk
+    assert due - preemptions <= made <= due  # a preempted one samples a token behind its last chunk
     for worker in laboratory.workers.values():
         counts = worker.space.ledgers[0].counts()
         assert (counts.request, counts.pushing, counts.reserved) == (0, 0, 0)
@@ -133,7 +133,7 @@ def test_a_mixed_worker_serves_alone() -> None:
 
 
 class Turns:
-    """Prefill workers in turns, one decode worker; who has more of a prompt is added to every plan."""
+    """Prefill workers in turns, one decode worker; a worker that has more of a prompt is added to every plan."""
 
     name = PolicyName.ROUND_ROBIN
 
@@ -196,7 +196,7 @@ def test_a_request_that_fits_nowhere_is_an_error() -> None:
 
 
 def test_decode_workers_compute_prompts_while_many_wait_in_the_router() -> None:
-    """A hundred prompts of half a second at once, for one prefill worker: whose turn it is, goes to the decode worker
+    """A hundred prompts of half a second at once, for one prefill worker: the next in turn goes to the decode worker
     while more are behind it than decode there."""
     burst = [request(0.0, 512, 4, 1000 + number) for number in range(100)]
     ended_s, alone = {}, {}

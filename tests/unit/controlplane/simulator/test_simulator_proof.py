@@ -1,4 +1,4 @@
-"""What the laboratory's proof plays to both sides, and what it compares."""
+"""The laboratory's proof: the load that it plays to both sides, and its comparison."""
 
 from __future__ import annotations
 

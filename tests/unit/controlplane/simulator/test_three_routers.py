@@ -1,4 +1,4 @@
-"""Three routers on virtual time hit as often as one, also where everybody asks for a new prefix at once."""
+"""Three routers on virtual time hit as often as one, also where all clients ask for a new prefix at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEEDS = range(2)
 
 
 def bursts(seed: int, requests: int = 200) -> Trace:
-    """Agents that ask several times at once, within 50 ms, behind a prefix that nobody has asked for before."""
+    """Agents that ask several times at once, within 50 ms, behind a prefix that is new."""
     dice, blocks, at_s = random.Random(seed), count(1), 0.0
     made: list[TraceRequest] = []
     while len(made) < requests:

@@ -57,7 +57,7 @@ def cases(seed: int, count: int) -> list[Case]:
 
 
 class TimedRunner:
-    """Takes the calibration's time; the token is the request's number, which its seed says."""
+    """Takes the calibration's time; the token is the request's number, which is its seed."""
 
     def __init__(self, settings: Calibration, clock: ManualClock) -> None:
         self._settings, self._clock = settings, clock
@@ -106,7 +106,7 @@ def by_engine(settings: Calibration, given: Sequence[Case]) -> dict[str, tuple[f
                 )
             )  # fmt: skip
             if case.arrival_s > ended_s:
-                break  # an idle worker begins at once: who comes in the same moment waits for the end of the step
+                break  # an idle worker begins at once: arrivals in the same moment wait for the end of the step
         outputs = engine.step().outputs
         ended_s = clock.now_s()
         for output in outputs:

@@ -80,7 +80,7 @@ class Driver:
 
 @dataclass(frozen=True)
 class Reference:
-    """What transformers computes in one forward of `tokens` in fp32: logits [T, vocab] and K and V of each layer."""
+    """Results of transformers in one forward of `tokens` in fp32: logits [T, vocab] and K and V of each layer."""
 
     folder: Path
     tokens: list[int]

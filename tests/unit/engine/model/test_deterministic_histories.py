@@ -30,7 +30,7 @@ PROMPTS = (30, 47, 75, 30, 30)
 
 @dataclass
 class Asked:
-    """What was answered, every token with its ten best log-probabilities, and what it took."""
+    """The answers, every token with its ten best log-probabilities, and the preemptions."""
 
     said: dict[int, list[Any]]
     preempted: int
@@ -124,7 +124,7 @@ def test_it_is_the_same_on_two_threads(case: Any) -> None:
 
 
 def test_another_way_to_compute_is_noticed(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is compared tells one order of additions from another: here that of attention in smaller tiles, in float32,
+    """The comparison distinguishes orders of additions: here that of attention in smaller tiles, in float32,
     as to round to bfloat16 may hide it."""
     make, prompts, sampling, _ = case
     found = [ask(Engine(make(dtype="float32"), clock=MonotonicClock()), prompts, sampling).said]

@@ -35,8 +35,8 @@ def spread(scales: Tensor, like: Tensor) -> Tensor:
 
 @pytest.fixture(scope="module")
 def folders(model_folder: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A DeepSeek model whose products are FP8, and one with what these numbers are. The first has a layer to foretell
-    a second token, too."""
+    """A DeepSeek model with FP8 products, and one with the values of these numbers. The first has a layer to predict a
+    second token, too."""
     fp8, plain = tmp_path_factory.mktemp("fp8"), tmp_path_factory.mktemp("plain")
     source = model_folder("deepseek_v3")
     config = json.loads((source / "config.json").read_text())

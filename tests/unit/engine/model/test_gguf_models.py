@@ -38,13 +38,13 @@ NO_KEY: dict[str, dict[str, Any]] = {
         "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512, "mscale": 1.2, "mscale_all_dim": 1.2,
     }},
 }  # fmt: skip
-"""What no metadata say; files of these families have it so."""
+"""Facts that no metadata holds; files of these families have it so."""
 WRITTEN = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4")
 """Types that the package writes."""
 
 
 class Alone(SingleRank):
-    """A rank whose others never came: it can load, for that needs nobody."""
+    """A rank whose others never came: it can load, for that needs no other rank."""
 
     def __init__(self, rank: int, size: int) -> None:
         super().__init__()

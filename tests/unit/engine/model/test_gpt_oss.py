@@ -165,7 +165,7 @@ def test_bf16_stays_close_to_transformers_in_bf16(
 
 
 class Alone(SingleRank):
-    """A rank whose others never came: it can load, for that needs nobody."""
+    """A rank whose others never came: it can load, for that needs no other rank."""
 
     def __init__(self, rank: int, size: int) -> None:
         super().__init__()

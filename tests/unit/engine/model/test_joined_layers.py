@@ -1,4 +1,4 @@
-"""A decoder whose few rows pass all layers in one call: when it says so, and of which weights it does."""
+"""A decoder that passes few rows through all layers in one call: when it reports so, and for which weights."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def expected(saved: Any, reference_of: Any, tokens_of: Any) -> Callable[[str], Any]:
-    """What transformers computes of 150 tokens."""
+    """Return transformers' results for 150 tokens."""
     made: dict[str, Any] = {}
 
     def get(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What a model costs to compute: against a count by hand, the decoder's own tensors, and the planner's arithmetic."""
+"""A model's compute cost: against a count by hand, the decoder's own tensors, and the planner's arithmetic."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_experts_are_the_reference(kind: str, tokens: int, dtype: torch.dtype, l
 def test_a_model_is_near_the_model_of_the_numbers_that_it_has(
     name: str, kind: str, model_folder: Any, driver_of: Any, tokens_of: Any, tmp_path: Path
 ) -> None:
-    """Beside it a plain one in fp32 whose matrices are the dequantised ones."""
+    """Beside it a plain one in fp32 with the dequantised matrices."""
     shutil.copytree(model_folder(name), tmp_path / "model")
     stored = load_file(tmp_path / "model" / "model.safetensors")
     for key, tensor in stored.items():

@@ -158,7 +158,7 @@ def test_single_rows_of_bf16_stay_near_transformers_in_bf16(
     name: str, random_model_tool: Any, reference_of: Any, tokens_of: Any, driver_of: Any, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Of a width that C code takes; only families whose layers are no more than Llama's may have theirs fused."""
+    """Of a width that C code takes; only families with layers that are no more than Llama's may have theirs fused."""
     fused: list[LayerParts] = []
 
     def watched(parts: LayerParts) -> DenseRow | None:

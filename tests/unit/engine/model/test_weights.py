@@ -25,7 +25,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Alone(SingleRank):
-    """A rank whose others never came: it can load, for that needs nobody."""
+    """A rank whose others never came: it can load, for that needs no other rank."""
 
     def __init__(self, rank: int, size: int) -> None:
         super().__init__()

@@ -18,7 +18,7 @@ from tools.random_model import RandomModel, make_random_model
 
 LENGTHS = (5, 20)
 ASKING = {"_local_scalar_dense", "nonzero", "bincount", "masked_select", "_unique2", "is_nonzero", "equal"}
-"""Operations of torch whose result, or its shape, the host has to know."""
+"""Operations of torch with a result, or a shape of it, that the host has to know."""
 
 
 class AskedHostError(Exception):
