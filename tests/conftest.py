@@ -47,7 +47,7 @@ settings.load_profile("any machine")
 # Each client of httpx would read all certificates of this machine anew, which takes longer than most of its requests.
 vars(transports)["create_ssl_context"] = functools.cache(httpx.create_ssl_context)
 
-# Five seconds, which is what clients of httpx wait unless they are told, are little where ten processes start beside.
+# Five seconds, the default time-out of httpx clients, are little where ten processes start beside.
 vars(httpx._config.DEFAULT_TIMEOUT_CONFIG).update(vars(httpx.Timeout(60.0)))
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -19,7 +19,7 @@ from tools.waiting import wait_for
 CLIENTS = 6
 LONGEST_STAY_S = 0.6
 GIVE_UP_S = 20.0
-"""What a wave gets to be forgotten before it counts as never."""
+"""Time in which the cluster must forget a wave, else it counts as never forgotten."""
 ANSWER_TOKENS = 2000
 """Take 40 s: what is free before that was forgotten, not finished."""
 CONFIG = """
@@ -38,7 +38,7 @@ decode_step_s = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """What its clients' requests were at when they left, and how long after the last of them all was free."""
+    """The phases of its clients' requests when they left, and the time from the last departure until all was free."""
 
     free_after_s: float
     phases: Counter[str] = field(default_factory=Counter)
@@ -46,7 +46,7 @@ class Wave:
 
 @contextmanager
 def simulated(folder: Path) -> Iterator[Cluster]:
-    """A prefill and a decode worker: prompts take some hundred milliseconds, answers longer than anybody waits."""
+    """A prefill and a decode worker: prompts take some hundred milliseconds, answers longer than any client waits."""
     config = folder / "cluster.toml"
     config.write_text(CONFIG)
     flags = ("--config", str(config), "--model", str(MODEL), "--threads", "1", "--disaggregation", "always")
@@ -60,7 +60,7 @@ def wave(cluster: Cluster, rng: random.Random) -> Wave:
     began_s, phases = time.monotonic(), Counter[str]()
     stays: list[tuple[float, int, Callable[[], None]]] = []
     for number in range(CLIENTS):
-        size = 300 + 200 * number + rng.randrange(100)  # by which the router's list of requests tells them apart
+        size = 300 + 200 * number + rng.randrange(100)  # by which the router's list of requests distinguishes them
         prompt = [300 + rng.randrange(3000) for _ in range(size)]
         leave = ask(
             http, cluster.context["grpc"], rng.choice(WAYS), prompt, max_tokens=ANSWER_TOKENS, model="tandem-tiny"

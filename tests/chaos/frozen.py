@@ -52,7 +52,7 @@ PROMPT_TOKENS, ANSWER_TOKENS = 1200, 60
 MOMENTS = ("idle", "at work")
 """At work: a prefill worker in the midst of a push, a decode worker in the midst of an answer."""
 STORES = ("kept", "emptied", "old dump", "old files")
-"""What becomes of the volatile store meanwhile. Old dump: as it was just before, the leases with the time that they had
+"""The state of the volatile store meanwhile. Old dump: as it was just before, the leases with the time that they had
 left then, the worker's own with more. Old files: Redis ends, and starts again on its files of then."""
 _PASSWORD = "secret"
 _OLD_LEASE_MS = int(4 * LEASE_S * 1000)
@@ -60,7 +60,7 @@ _OLD_LEASE_MS = int(4 * LEASE_S * 1000)
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Which worker stands still, in the midst of what, and what becomes of the volatile store."""
+    """The worker that stands still, its activity then, and the state of the volatile store."""
 
     role: str
     moment: str
@@ -76,8 +76,8 @@ CELLS = [Cell(role, moment, store) for role in ("prefill", "decode") for moment 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frozen:
     """`out_s`: from the stop until the router took it out of rotation. `back_s`: from its waking up until the router
-    has it, as somebody else. `refused`: what its counters say of writes to the index and the registry since it started;
-    `dropped`: frames of all workers that fences refused."""
+    has it, under another incarnation. `refused`: its counters of refused writes to the index and the registry since it
+    started; `dropped`: frames of all workers that fences refused."""
 
     out_s: float
     back_s: float
@@ -96,8 +96,9 @@ class FrozenScene:
         self._keys = Keys(cluster.status()["cluster"])
 
     def freeze(self, cell: Cell) -> Frozen:
-        """Stop a worker, have it lapse, do to the store what the cell says, and wake it up. AssertionError if a request
-        fails or is answered wrongly, if who it was is met again or has written anything, or if it does not serve."""
+        """Stop a worker, let its lease lapse, do the cell's change to the store, and wake it up. AssertionError if a
+        request fails or is answered wrongly, if the old incarnation is met again or has written anything, or if it does
+        not serve."""
         wait_whole(self._cluster, WORKERS)
         old, reattempts, dropped = self._old_store(), self._reattempts(), self._dropped()
         clients = [] if cell.moment == "idle" else self._ask()
@@ -180,7 +181,8 @@ class FrozenScene:
     # ---- the worker --------------------------------------------------------------------------------------------------
 
     def _find(self, cell: Cell, clients: list[tuple[Client, list[int]]]) -> str:
-        """A worker of the role, at the cell's moment. Whose requests are over before that was seen are asked anew."""
+        """Return a worker of the role, at the cell's moment. Requests that are over before that was seen are sent
+        anew."""
         if cell.moment == "idle":
             return f"{cell.role}-{self._rng.randrange(2)}"
 
@@ -306,7 +308,7 @@ def _signal(pids: Sequence[int], number: signal.Signals) -> float:
 
 
 async def _publish(url: str, keys: Keys, worker: WorkerId, incarnation: Incarnation) -> str:
-    """What becomes of a block that is published under this incarnation now."""
+    """Publish a block under this incarnation now; return "published" or "refused"."""
     client = await connect(url)
     publisher = BlockEventPublisher(client, keys, worker, incarnation)
     publisher.offer([BlockEvent(BlockChange.STORED, (BlockHash(b"0123456789abcdef"),), GroupId(0))])

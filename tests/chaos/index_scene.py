@@ -1,6 +1,6 @@
 """A cluster of simulated workers under load, behind a Redis that loses events, is emptied and comes back old.
 
-Afterwards the workers' own books say what they hold, and the router is asked what it believes.
+Afterwards the workers' own books are compared with the router's view of them.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class IndexScene:
         return dict(self._rng.choice(sorted(here, key=lambda w: str(w["worker"]))))
 
     def _stop_and_wake(self) -> str:
-        """Stop a worker until nobody counts on it, and wake it up: who it was then is nobody any more."""
+        """Stop a worker until it is out of use everywhere, and wake it up: its old incarnation is then unknown."""
         victim = self._victim()
         worker, incarnation, pids = victim["worker"], victim["incarnation"], [victim["pid"], *victim["rank_pids"]]
 
@@ -199,14 +199,14 @@ class IndexScene:
         return ""
 
     def _is_followed(self, worker: str, incarnation: str) -> bool:
-        """Whether the router takes this incarnation for the worker, connected or not."""
+        """True if the router takes this incarnation for the worker, connected or not."""
         with contextlib.suppress(*NO_ANSWER):
             rows = self._cluster.status()["workers"]
             return any((row["worker"], row["incarnation"]) == (worker, incarnation) for row in rows)
         return False
 
     def calm(self, probes: int = 20) -> Calm:
-        """Call without load. AssertionError if the cluster does not find back, or believes somebody who is gone."""
+        """Call without load. AssertionError if the cluster does not recover, or believes in a worker that is gone."""
         began_s = time.monotonic()
         self._wait(self._is_whole, 90, "every worker is connected")
         back_s = time.monotonic()
@@ -265,14 +265,14 @@ class IndexScene:
         return len(index) == WORKERS and all(one["is_equal"] for one in index.values())
 
     def _index(self) -> dict[str, dict[str, Any]]:
-        """What each worker holds by its own books, and what the router knows of it; {} = somebody did not answer."""
+        """Return the blocks of each worker by its own books, and by the router's; {} = one of them did not answer."""
         with contextlib.suppress(*NO_ANSWER):
             found = self._cluster.admin("/admin/v1/kv/audit")
             return {} if found["unanswered"] else {one["worker"]: one["index"] for one in found["workers"]}
         return {}
 
     def _watch_incarnations(self) -> None:
-        """Whoever was replaced, or was gone for longer than its lease, may never be connected again."""
+        """A worker that was replaced, or was gone for longer than its lease, may never be connected again."""
         with contextlib.suppress(*NO_ANSWER):
             for worker in self._cluster.status()["workers"]:
                 assert not worker["is_connected"] or (worker["worker"], worker["incarnation"]) not in self._lapsed

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 _Address = tuple[str, int]
 _PUBLISHED, _CHECK = 15, 13
-"""Words of the publisher's script call: command, script, number of keys, three keys, and what it publishes; which of
-them says what the set comes to."""
+"""Words of the publisher's script call (command, script, number of keys, three keys, and the published fields), and the
+index of the word with the resulting set."""
 
 
 class LossyRedis:
     """Listens on `port` in a thread of its own and passes everything on, but for a part `rate` of all block events.
 
-    Of those, the worker hears that they were written. Set `rate` to 1.0 to lose the last one too.
+    The worker gets the reply that those were written. Set `rate` to 1.0 to lose the last one too.
     """
 
     def __init__(self, server_port: int, rng: random.Random) -> None:
@@ -70,7 +70,7 @@ class LossyRedis:
                     server.write(raw)
                     await server.drain()
         except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # either end is gone, and the other one hears of it; or all of this ends
+            pass  # either end is gone, and the other one notices it; or all of this ends
         finally:
             if back is not None:
                 back.cancel()

@@ -50,7 +50,7 @@ class RouterScene:
             self.routers.append(self._start())
 
     def hit_rate(self, routers: Sequence[Cluster], requests: int, questions: int, clients: int = 4) -> float:
-        """Prompt tokens that nobody computed, of all that were asked for; the routers take turns.
+        """Return the fraction of prompt tokens that were reused, of all that were asked for; the routers take turns.
 
         The prompts are the same every time, up to their questions, which differ with the seed `questions`.
         """

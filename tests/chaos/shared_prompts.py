@@ -21,7 +21,7 @@ NO_ANSWER = (OSError, http.client.HTTPException, ValueError)
 
 
 class SharedPrompts:
-    """Used by many threads at once. `wrong` says which answers were not what they had to be."""
+    """Used by many threads at once. `wrong` lists the answers that were not as expected."""
 
     def __init__(self) -> None:
         self._tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))

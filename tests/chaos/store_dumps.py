@@ -1,4 +1,4 @@
-"""What workers and routers keep in Redis, taken out and put back: emptied, or as it was some time ago.
+"""Dumps of workers' and routers' keys in Redis, taken out and put back: emptied, or as it was some time ago.
 
 The desired state stays as it is: it belongs to the durable store, which may be the same server.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import redis
 
 Dump = dict[bytes, tuple[bytes, int]]
-"""By key: what `DUMP` said, and the milliseconds that it had left (0 = for ever)."""
+"""By key: the value of `DUMP`, and the milliseconds that it had left (0 = for ever)."""
 _DURABLE = b":desired"
 
 

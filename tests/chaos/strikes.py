@@ -1,4 +1,4 @@
-"""The fault matrix: who is struck × how × when, in a cluster of two workers of each role; a cell asks for every kind of
+"""The fault matrix: target × kind × time, in a cluster of two workers of each role; a cell asks for every kind of
 answer at once, and strikes a worker that has some of them in the phase that the cell names."""
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ CELLS = [Cell(role, moment, how) for role, moments in MOMENTS.items() for moment
 
 @dataclass(slots=True)
 class Struck:
-    """What was hit: the requests of the worker by their phase, and attempts after failures by cause."""
+    """The requests of the struck worker by their phase, and attempts after failures by cause."""
 
     worker: str
     phases: dict[str, int]
@@ -54,7 +54,7 @@ class Struck:
 
 
 def strike(cluster: Cluster, cell: Cell, bodies: Mapping[str, Mapping[str, Any]]) -> Struck:
-    """Ask for everything, strike, and wait for all answers; who was stopped is woken up after that."""
+    """Ask for everything, strike, and wait for all answers; a stopped worker is woken up after that."""
     wait_whole(cluster, WORKERS)
     pids, before = cluster.pids(), _reattempts(cluster)
     clients = {kind: Client(cluster, body) for kind, body in bodies.items()}
@@ -76,8 +76,8 @@ def strike(cluster: Cluster, cell: Cell, bodies: Mapping[str, Mapping[str, Any]]
 def strike_until_hit(
     cluster: Cluster, cell: Cell, bodies: Mapping[str, Mapping[str, Any]], right: Mapping[str, Transcript]
 ) -> Struck:
-    """`strike`, with all answers right each time, until it hit somebody: what a worker was seen to be at may be over
-    before the signal comes."""
+    """Run `strike`, with all answers right each time, until it hit a request: the phase in which a worker was seen may
+    be over before the signal comes."""
     for _ in range(_STRIKES):
         struck = strike(cluster, cell, bodies)
         check(struck.clients, right)

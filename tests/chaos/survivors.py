@@ -1,4 +1,5 @@
-"""Clients of a real cluster whose workers are struck while answers run, and the answers that they must get anyway."""
+"""Clients of a real cluster with workers that are struck while answers run, and the answers that they must get
+anyway."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from tools.waiting import wait_for
 Bodies = dict[str, dict[str, Any]]
 ANSWER_S = 90.0
 HEAR_OF_IT_S = 15.0
-"""Until clients hear of a worker that was lost, where nobody waits for it, on a machine with much else to do."""
+"""Until clients learn of a lost worker, where no request waits for it, on a machine with much else to do."""
 STREAM: dict[str, Any] = {"model": "tandem-tiny", "stream": True, "stream_options": {"include_usage": True}}
 
 
@@ -58,7 +59,7 @@ def with_stop(body: Mapping[str, Any], undisturbed: Transcript) -> dict[str, Any
 
 
 def asked_calmly(calm: Cluster, max_tokens: int, prompt_tokens: int, salt: int) -> tuple[Bodies, dict[str, Transcript]]:
-    """Requests of every kind, also with stop strings, and their answers from a cluster that nobody disturbs."""
+    """Return requests of every kind, also with stop strings, and their answers from an undisturbed cluster."""
     bodies = asks(max_tokens, prompt_tokens, salt)
     right = undisturbed(calm, bodies)
     stops = {f"{kind}, stop": with_stop(bodies[kind], right[kind]) for kind in ("greedy", "n=2", "chat")}
@@ -96,7 +97,7 @@ class Client(threading.Thread):
         self.ended_s = time.monotonic()
 
     def transcript(self) -> Transcript:
-        """What came, once all of it is here."""
+        """Return the answer, once all of it is here."""
         self.join(ANSWER_S)
         assert not self.is_alive(), "the answer hangs"
         return self._read("".join(self._text))

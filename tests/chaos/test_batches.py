@@ -63,7 +63,7 @@ def client_of(cluster: Cluster) -> Iterator[openai.OpenAI]:
 
 
 def look(client: openai.OpenAI, batch: str) -> Batch | None:
-    """None while nobody answers."""
+    """None while no router answers."""
     try:
         return client.batches.retrieve(batch)
     except (openai.APIConnectionError, openai.InternalServerError, httpx.HTTPError):

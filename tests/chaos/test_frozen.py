@@ -12,7 +12,7 @@ import pytest
 from tests.chaos.frozen import Cell, FrozenScene, frozen_scene
 
 TRIES = 4
-"""What it was seen to be at work on may be over before it stands still."""
+"""The observed activity may be over before the worker stands still."""
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ WORKER_ENDS_S = 20.0
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Nobody waits for a worker that was lost, so that clients hear of it."""
+    """No request waits for a lost worker, so that clients get its error."""
     config = tmp_path_factory.mktemp("cluster") / "cluster.toml"
     config.write_text("[router]\nworker_wait_s = 0\n")
     flags = ("--prefill", "1", "--decode", "1", "--disaggregation", "always", "--threads", "1", "--tp", "2")

@@ -1,4 +1,4 @@
-"""kill -9 of Redis: running answers end as if nothing had been, new ones are served, and everybody finds back."""
+"""kill -9 of Redis: running answers end as usual, new ones are served, and all parts recover."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ HOOK = Path(__file__).with_name("standing_hook")
 
 
 class Scene:
-    """A cluster whose processes stand when they are told to, and its Redis."""
+    """A cluster with processes that stand still on request, and its Redis."""
 
     def __init__(self, cluster: Cluster, server: PrivateRedis) -> None:
         self.cluster = cluster

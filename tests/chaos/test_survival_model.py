@@ -22,7 +22,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def calm() -> Iterator[Cluster]:
-    """One worker that nobody strikes: what it says is right."""
+    """One worker that is not disturbed: its answers are right."""
     with running("--mixed", "1", *EXACT) as cluster:
         yield cluster
 

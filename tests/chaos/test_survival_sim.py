@@ -58,7 +58,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """One worker that nobody strikes: what it says is right."""
+    """One worker that is not disturbed: its answers are right."""
     path: Path = tmp_path_factory.mktemp("calm") / "cluster.toml"
     path.write_text(CALM)
     with running("--config", str(path)) as cluster:
@@ -69,7 +69,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.mark.parametrize("cell", CELLS, ids=str)
 def test_a_worker_is_struck(cluster: Cluster, calm: Cluster, cell: Cell) -> None:
     bodies, right = asked_calmly(calm, MAX_TOKENS, PROMPT_TOKENS, salt=strikes.CELLS.index(cell))
-    if (cell.role, cell.moment) == ("prefill", "decode"):  # whose request is over there hits nobody
+    if (cell.role, cell.moment) == ("prefill", "decode"):  # its request is over there, so the strike hits none
         check(strike(cluster, cell, bodies).clients, right)
     else:
         strike_until_hit(cluster, cell, bodies, right)

@@ -1,4 +1,4 @@
-"""kill -9 of any process of a worker without a spare: clients hear of it, nothing hangs, it comes back and serves."""
+"""kill -9 of any process of a worker without a spare: clients get an error, nothing hangs, it comes back and serves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REST_ENDS_S = 20.0
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Nobody waits for a worker that was lost, so that clients hear of it."""
+    """No request waits for a lost worker, so that clients get its error."""
     config = tmp_path_factory.mktemp("cluster") / "cluster.toml"
     config.write_text("[router]\nworker_wait_s = 0\n")
     flags = ("--prefill", "1", "--decode", "1", "--disaggregation", "always", "--threads", "1")
@@ -67,7 +67,7 @@ def test_kill_while_a_request_is_there(cluster: Cluster, worker: str, part: int)
 
 @pytest.mark.parametrize("worker", ["decode-0", "prefill-0"])
 def test_a_worker_that_is_stopped_and_wakes_up(cluster: Cluster, worker: str) -> None:
-    """SIGSTOP of all of it: clients hear of it; after SIGCONT it is somebody else, and serves."""
+    """SIGSTOP of all of it: clients get an error; after SIGCONT it has a new incarnation, and serves."""
     wait_for(lambda: is_serving(cluster), 60, "the cluster serves")
     wait_for(lambda: is_free(cluster, workers=2), what="nothing in flight")
     before = {w["worker"]: w["incarnation"] for w in cluster.status()["workers"]}

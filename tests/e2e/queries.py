@@ -1,4 +1,4 @@
-"""What dashboards, alerts and autoscaler rules ask Prometheus for, taken apart."""
+"""Prometheus queries of dashboards, alerts and autoscaler rules, taken apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What both APIs are asked."""
+"""Requests to both APIs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers over gRPC with prompts of token ids, whose right tokens arithmetic knows; all the time or one by one."""
+"""Answers over gRPC with prompts of token ids, with right tokens known by arithmetic; all the time or one by one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SLO classes and budgets of a configuration file, through `clusterctl up` to what clients are told."""
+"""SLO classes and budgets of a configuration file, through `clusterctl up` to the answers of clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters of the API that no engine hears of, through a whole cluster with a real model."""
+"""Parameters of the API that no engine receives, through a whole cluster with a real model."""
 
 from __future__ import annotations
 

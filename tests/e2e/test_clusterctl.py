@@ -1,4 +1,4 @@
-"""The commands that look, on a real cluster: what they print for programs is what their schemas say."""
+"""Inspecting commands on a real cluster: their output for programs fits its schemas."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def clusterctl(cluster: Cluster, *arguments: str) -> tuple[int, str, str]:
 
 
 def check(document: dict[str, Any], kind: str) -> None:
-    """A document is what the schema of its kind says."""
+    """Check that a document fits the schema of its kind."""
     assert document["kind"] == kind
     errors = [str(error) for error in jsonschema_rs.Draft202012Validator(schema(kind)).iter_errors(document)]
     assert errors == []
@@ -227,7 +227,7 @@ def test_looks_follow_each_other_where_there_is_no_terminal(cluster: Cluster, fo
 
 
 def looked(cluster: Cluster) -> dict[str, Any]:
-    """What `top` says once."""
+    """Return one document of `top`."""
     code, text, _ = clusterctl(cluster, "top", "-o", "json")
     assert code == 0
     found: dict[str, Any] = json.loads(text)
@@ -251,7 +251,7 @@ def test_status_is_told_as_an_exit_code(cluster: Cluster) -> None:
 
 
 def test_a_doctor_finds_nothing_wrong_with_a_cluster_that_is_well(cluster: Cluster) -> None:
-    """What it says of the machine is the machine's."""
+    """Its facts of the machine are the machine's."""
     code, text, _ = clusterctl(cluster, "doctor", "-o", "json")
     found = json.loads(text)
     check(found, "Doctor")

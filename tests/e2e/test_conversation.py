@@ -72,8 +72,8 @@ class Talks:
         self.total, self.late = computed(cluster), 0.0
 
     def second_turn(self) -> bool:
-        """Whether the router knew of all the answer's blocks by the time of the second turn, and they came in the time
-        that a fetch has; if not, another talk."""
+        """Return whether the router knew of all the answer's blocks by the time of the second turn, and they came in
+        the time that a fetch has; if not, another talk."""
         first = prompt_of(next(self._seeds))
         self._complete(first, ANSWER)
         said = [*first, *oracle(first, ANSWER)]
@@ -101,7 +101,7 @@ class Talks:
         return True
 
     def _complete(self, prompt: list[int], count: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """(answer, timing), once both workers have told of it."""
+        """(answer, timing), once both workers have reported it."""
         answer, timing = complete(self._cluster, prompt, count)
         self.total += len(prompt) - answer["usage"]["prompt_tokens_details"]["cached_tokens"]
         wait_for(lambda: computed(self._cluster) >= self.total, what="P has told what it computed")

@@ -100,7 +100,7 @@ def test_a_worker_changes_its_role_and_back_under_load(cluster: Cluster) -> None
 
 
 def test_prefix_hits_continue_on_a_worker_in_its_other_role(cluster: Cluster) -> None:
-    """What it computed as a prefill worker is fetched from it, or used there, as a decode worker."""
+    """Blocks that it computed as a prefill worker are fetched from it, or used there, as a decode worker."""
     operator, wanted = Operator(cluster), prompt(77, 400)
     changed(cluster, "drain", "prefill-0")
     Client(cluster.context["grpc"], wanted, 5).check()

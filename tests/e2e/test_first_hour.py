@@ -26,7 +26,7 @@ PRINTED = "http://127.0.0.1:8000"
 
 @dataclass
 class Served:
-    """What `make serve` runs. `variables`: in which its cluster is found."""
+    """The cluster that `make serve` runs. `variables`: in which it is found."""
 
     process: subprocess.Popen[bytes]
     out: Path
@@ -64,7 +64,7 @@ def served(command: str, folder: Path) -> Iterator[Served]:
 
 
 def ran(command: str, api: str, here: Served) -> str:
-    """What it prints, on either output; it has to end well."""
+    """Return its output, of either stream; it has to end well."""
     command = command.replace(PRINTED, api)
     if fetched()[0] is None:
         command = command.replace(SMOLLM2.name, bundled.NAME)

@@ -37,7 +37,7 @@ def test_answers_are_those_of_the_safetensors(cluster: Cluster, tmp_path: Path) 
 
 
 def test_a_file_in_float32_needs_no_other_flag(tmp_path: Path) -> None:
-    """KV included: as much as there is room for, and it says how much."""
+    """KV included: as much as there is room for, and the amount is reported."""
     write_gguf(MODEL, tmp_path / "Tiny.F32.gguf")
     with running("--dtype", "float32", "--model", str(tmp_path / "Tiny.F32.gguf"), "--kv-memory", "auto") as cluster:
         assert answer(cluster, "Tiny.F32", prompt="def f(x):")["text"]

@@ -1,5 +1,5 @@
 """A release of the chart from `helm install` to `helm uninstall`, under load through its Service: Helm's own code over
-an emulated API server, whose pods are the chart's commands as processes. Nothing that is done to it loses a request.
+an emulated API server, with pods that are the chart's commands as processes. No change to it loses a request.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def label_becomes(cluster: Cluster, worker: str, role: str) -> None:
 
 
 def scale_down(cluster: Cluster) -> None:
-    """While the API does not answer who is to leave is drained, and nobody is taken away."""
+    """While the API does not answer, the victim is drained, and no pod is taken away."""
     pods = cluster.names(D)
     cluster.world.api.is_away = True
     found = cluster.clusterctl("scale", "--decode", "2", "--yes", "--no-wait")

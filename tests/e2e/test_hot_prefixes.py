@@ -1,4 +1,4 @@
-"""What many prompts begin with survives the worker that computed it: others fetch it before that one stops."""
+"""Common prefixes of many prompts survive the worker that computed them: others fetch them before that one stops."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def held(cluster: Cluster, prompt: list[int]) -> dict[str, int]:
 
 
 def ask(cluster: Cluster, prompt: list[int]) -> int:
-    """Prompt tokens that nobody computed for it."""
+    """Return the prompt tokens that were not computed for it."""
     body: dict[str, Any] = {"model": "tandem-tiny", "prompt": prompt, "max_tokens": 4, "temperature": 0}
     status, answer = cluster.post("/v1/completions", body)
     assert status == 200, answer

@@ -1,4 +1,5 @@
-"""A machine, or a container, with 2 GiB free: one prefill and one decode worker start there, and say what they hold."""
+"""A machine, or a container, with 2 GiB free: one prefill and one decode worker start there, and report their
+memory."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def cluster(receiver: Receiver, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def logs_of(cluster: Cluster) -> dict[str, str]:
-    """What its processes wrote, Redis apart, by file."""
+    """Return the output of its processes, Redis apart, by file."""
     folder = cluster.folder / "tandem" / "logs"
     return {path.name: path.read_text() for path in folder.glob("*.log") if "redis" not in path.name}
 
@@ -52,7 +52,7 @@ def clusterctl(cluster: Cluster, *words: str) -> str:
 
 
 def struck(cluster: Cluster, body: dict[str, Any], headers: dict[str, str]) -> httpx.Response:
-    """An answer whose decode worker is killed in the midst of it."""
+    """Return an answer with a decode worker that is killed in the midst of it."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(httpx.post, f"{cluster.api}/v1/completions", json=body, headers=headers, timeout=60)
 

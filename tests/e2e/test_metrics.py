@@ -1,4 +1,4 @@
-"""What a running cluster exports is what docs/metrics.md says: names, kinds and labels."""
+"""The exports of a running cluster match docs/metrics.md: names, kinds and labels."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def families(cluster: Cluster) -> dict[str, Family]:
-    """What the admin port exports, by the name in the catalogue; without when each of it began."""
+    """Return the admin port's families, by the name in the catalogue; without their times of creation."""
     every = text_string_to_metric_families(cluster.scrape())
     found = [one for one in every if not one.name.endswith("_created")]
     return {f"{one.name}_total" if one.type == "counter" else one.name: one for one in found}

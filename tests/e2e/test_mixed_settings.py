@@ -1,4 +1,4 @@
-"""Workers with different settings: what pairs is served, what does not is never planned, and status says why."""
+"""Workers with different settings: pairs that fit serve, others are never planned, and status gives the reason."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def another_worker(cluster: Cluster, like: str, name: str, folder: Path, **chang
 
 @pytest.fixture(scope="module")
 def expected(cluster: Cluster) -> str:
-    """What a cluster answers whose workers are alike."""
+    """Return the answer of a cluster with equal workers."""
     return answer(cluster)
 
 

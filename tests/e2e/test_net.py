@@ -63,7 +63,7 @@ def test_the_matrix_and_the_links_of_a_cluster() -> None:
 
 
 def test_a_codec_is_used_on_links_that_measured_slow() -> None:
-    """Not before: a link that nobody measured is not taken for slow."""
+    """Not before: an unmeasured link is not taken for slow."""
     with running("--prefill", "1", "--wire-codec", "int8", "--wire-codec-below", "900GB", *FLAGS) as cluster:
         serve(cluster, 2)
         wait_for(

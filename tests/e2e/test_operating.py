@@ -1,4 +1,4 @@
-"""Commands of docs/operate that can run here do what they are said to, in the order of their page."""
+"""Commands of docs/operate that can run here work as described, in the order of their page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.e2e.pages import PAGES, lines
 from tools.running_cluster import Cluster, running
 
 ELSEWHERE = {"helm", "kubectl", "make", "docker"}
-"""What is tried by other tests, or needs what is not here."""
+"""Programs that other tests try, or that need things that are not here."""
 
 
 def clusterctl(words: list[str], folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
@@ -39,7 +39,7 @@ def started(folder: Path) -> Iterator[Cluster]:
 
 
 def follow(page: str, cluster: Cluster, folder: Path) -> list[list[str]]:
-    """Run what the page says; the commands that were run."""
+    """Run the page's commands; return those that were run."""
     done = []
     for words in lines(page):
         program = Path(words[0]).name

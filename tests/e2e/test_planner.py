@@ -1,5 +1,5 @@
 """The planner in a running cluster of real processes: in `act` it flips a worker under load and no request fails; in
-`advise` it says so and changes nothing."""
+`advise` it reports so and changes nothing."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ min_requests = 10
 worth_s = 0.3
 cool_down_s = 5.0
 """
-"""A prompt takes 0.4 s, and six clients ask all the time: one prefill worker is not enough. Nobody is refused, as what
-a prompt takes by itself is nearly all that is promised."""
+"""A prompt takes 0.4 s, and six clients ask all the time: one prefill worker is not enough. No request is refused, as
+the time of a prompt by itself is nearly all that is promised."""
 PROMPT_TOKENS = 800
 PLAN_S = 120.0
 
 
 @contextmanager
 def started(folder: Path, mode: str) -> Iterator[Cluster]:
-    """Workers have measured how fast they are, so that nobody is refused by a guess."""
+    """Workers have measured how fast they are, so that no request is refused by a guess."""
     file = folder / "cluster.toml"
     file.write_text(SETTINGS.replace("MODE", mode))
     with running("--config", str(file), "--model", str(MODEL)) as cluster:
@@ -65,7 +65,7 @@ def asked(cluster: Cluster) -> Iterator[list[Client]]:
 
 
 def wait_told(cluster: Cluster, kind: str) -> str:
-    """What the first event of a kind says."""
+    """Return the text of the first event of a kind."""
     try:
         return str(wait_for(lambda: told(cluster, kind), PLAN_S)[0])
     except AssertionError:
@@ -73,7 +73,7 @@ def wait_told(cluster: Cluster, kind: str) -> str:
 
 
 def told(cluster: Cluster, kind: str) -> list[str]:
-    """What the events of a kind say."""
+    """Return the texts of the events of a kind."""
     return [row["reason"] for row in cluster.admin("/admin/v1/events?count=500")["events"] if row["kind"] == kind]
 
 

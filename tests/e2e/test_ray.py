@@ -41,7 +41,7 @@ def test_the_answer_is_exact_and_its_kv_crossed(cluster: Cluster) -> None:
     _ask(cluster)
     wait_for(
         lambda: cluster.metric("tandem_kv_transfer_blocks_total", direction="received") > 0
-    )  # it says so in a while
+    )  # the report comes in a while
     assert "prefill-0   it has a place on " in cluster.output
 
 

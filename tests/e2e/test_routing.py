@@ -1,4 +1,4 @@
-"""Routing as users meet it: short prompts overtake long ones, decode workers extend what they hold, and why is told."""
+"""Routing as users meet it: short prompts overtake long ones, decode workers extend their prefixes, with reasons."""
 
 from __future__ import annotations
 

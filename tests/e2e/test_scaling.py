@@ -1,4 +1,4 @@
-"""`clusterctl` changes a cluster of real processes while clients ask: nobody notices, and nothing is left behind."""
+"""`clusterctl` changes a cluster of real processes while clients ask: no client notices, and nothing is left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user sees of a running cluster: OpenAI's client, gRPC, exact accounting of what crossed."""
+"""A user's view of a running cluster: OpenAI's client, gRPC, exact accounting of transferred blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker that hangs for good: events tell of it, it is started anew, and the planner goes on planning."""
+"""A worker that hangs for good: events report it, it is started anew, and the planner goes on planning."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def told(cluster: Cluster, worker: str) -> list[str]:
 
 
 def unsettled(cluster: Cluster) -> str | None:
-    """What the planner waits for; None before it said anything."""
+    """Return the reason why the planner waits; None before its first report."""
     word = cluster.admin("/admin/v1/plan")["plan"]
     return None if word is None else str(word["unsettled"])
 

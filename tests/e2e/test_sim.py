@@ -34,7 +34,7 @@ def test_completions(cluster: Cluster) -> None:
         assert answer["choices"][0]["text"] == Tokenizer.from_file(str(MODEL / "tokenizer.json")).decode(ORACLE)
         assert answer["choices"][0]["finish_reason"] == "length"
         assert answer["usage"]["completion_tokens"] == 30
-    received = "tandem_kv_transfer_blocks_total"  # told with a later load report
+    received = "tandem_kv_transfer_blocks_total"  # reported with a later load report
     wait_for(lambda: cluster.metric(received, direction="received") > 0, what="blocks have crossed")
 
 

@@ -1,4 +1,4 @@
-"""A cluster that cannot start says so in one line, with exit code 2, soon, and leaves no process behind.
+"""A cluster that cannot start reports so in one line, with exit code 2, soon, and leaves no process behind.
 
 Everything is real: `clusterctl up`, Redis, the router, the workers. Each broken model is a copy with one thing wrong.
 """
@@ -199,7 +199,7 @@ def test_weights_that_are_no_numbers(intact: Path, tmp_path: Path, state: Path) 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        # found before anything is started; what flags may say is tested where they are resolved
+        # found before anything is started; values of flags are tested where they are resolved
         (("--model", "/nowhere/at/all"), ("cannot load the model /nowhere/at/all", "no such folder")),
         (("--port", "70000"), ("--port is 70000", "65535")),
         (("--timeout", "nan"), ("--timeout is nan", "more than 0")),

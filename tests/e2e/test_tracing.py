@@ -1,4 +1,4 @@
-"""A traced cluster: one tree a call over real workers, whose parts add up to what the client waited for."""
+"""A traced cluster: one tree a call over real workers, with parts that add up to the client's waiting time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LENGTHS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": WORDS}], "max_tokens": 0, "ignore_eos": True},
     "/v1/responses": {"input": f"List: {WORDS}", "max_output_tokens": 0},
 }
-"""What is asked on each path, but for how many tokens: 0 stands for that."""
+"""The request of each path, but for its number of tokens: 0 stands for that."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""A cluster that is changed while clients keep asking: load whose right answers are known, and `clusterctl`."""
+"""A cluster that is changed while clients keep asking: load with known right answers, and `clusterctl`."""
 
 from __future__ import annotations
 
@@ -87,7 +87,8 @@ def clusterctl(cluster: Cluster, *arguments: str) -> tuple[int, str, str]:
 
 
 def changed(cluster: Cluster, *arguments: str) -> dict[str, Any]:
-    """A command that changes the cluster and waits for it; what it says, which is what the schema of a Change says."""
+    """Run a command that changes the cluster and waits for it; return its document, which fits the schema of a
+    Change."""
     code, out, error = clusterctl(cluster, *arguments, "--yes", "-o", "json")
     assert code == 0, (arguments, code, error, cluster.logs())
     return checked(out, "Change")

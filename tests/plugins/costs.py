@@ -1,4 +1,4 @@
-"""What something costs a process: the longest turn of its event loop, and how far its memory grows.
+"""The cost of an action to a process: the longest turn of its event loop, and the growth of its memory.
 
 with measured(loop) as cost:
     ...  # whatever is to be measured, in this thread or another
@@ -20,7 +20,7 @@ LONGEST_TURN_S = 0.2
 """No client may have the loop of a router stand for longer."""
 MOST_BYTES = 50 << 20
 MOST_TIMES_ITS_BYTES = 20
-"""What a refused request may cost in memory: at most MOST_BYTES, and so many times its own bytes."""
+"""Memory limit of a refused request: at most MOST_BYTES, and so many times its own bytes."""
 LEAST_BYTES = 8 << 20
 """So much the memory of a process grows by itself: pages are taken by the arena, buffers of sockets come and go."""
 _BEAT_S = 0.001

@@ -98,11 +98,11 @@ class Template:
         return self._process
 
     def suits(self, environment: dict[str, str]) -> bool:
-        """Whether a fork can have this environment: the template's, but for what is read late."""
+        """True if a fork can have this environment: the template's, but for variables that are read late."""
         return fixed(environment) == (fixed(dict(os.environ)) if self._connection is None else self._fixed)
 
     def is_here(self) -> bool:
-        """Whether the calling thread is in the template's namespaces, where forks will be."""
+        """True if the calling thread is in the template's namespaces, where forks will be."""
         return self._namespaces == _namespaces()
 
     def start(self, start: Start, descriptors: list[int]) -> int | None:
@@ -173,22 +173,22 @@ def _unpatched() -> Iterator[None]:
 
 
 def fixed(environment: dict[str, str]) -> dict[str, str]:
-    """What a fork and its template must have in common."""
+    """Return the variables that a fork and its template must have in common."""
     return {name: value for name, value in environment.items() if name.startswith(FIXED) and name not in FREE}
 
 
 def is_forkable(arguments: list[str]) -> bool:
-    """Whether it is `python -m MODULE …` of a module that forks may run."""
+    """True if it is `python -m MODULE …` of a module that forks may run."""
     return len(arguments) > 2 and arguments[:2] == [sys.executable, "-m"] and arguments[2].startswith(FORKED)
 
 
 def starts_processes(arguments: list[str]) -> bool:
-    """Whether such a process needs a template of its own."""
+    """True if such a process needs a template of its own."""
     return arguments[2] in STARTERS and (arguments[2] != "tandem.clusterctl" or "up" in arguments)
 
 
 def untied(arguments: list[str]) -> tuple[tuple[int, int] | None, list[str]]:
-    """What `parentdeath.tied` put before a command (signal, parent), and the command."""
+    """Return the words that `parentdeath.tied` put before a command (signal, parent), and the command."""
     if arguments[1:3] == _TIED and len(arguments) > 5:
         return (int(arguments[3]), int(arguments[4])), arguments[5:]
     return None, arguments
@@ -252,7 +252,7 @@ def _is_open(descriptor: int) -> bool:
 
 
 def _inherited() -> list[bytes]:
-    """What an exec hands on: also what C code has set, which `os.environ` does not have."""
+    """Return the environment that an exec hands on: also variables set by C code, which `os.environ` does not have."""
     pointers: Any = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ")
     return list(itertools.takewhile(lambda each: each is not None, pointers))
 

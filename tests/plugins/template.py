@@ -40,7 +40,7 @@ WARM = (
 _HIGH_FD = 1000
 """Descriptors of a start are moved above this one before they take their places; a template's own stays there."""
 _OTHERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-"""What is sent to a group of processes is not meant for a template in it."""
+"""Signals to a group of processes are not meant for a template in it."""
 _SYS_CLONE, _CLONE_PARENT = 56, 0x8000
 _TID_OFFSET = 0x2D0
 """Of `tid` in glibc's `struct pthread`; held against the real one before it is used."""

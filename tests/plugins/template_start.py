@@ -1,4 +1,4 @@
-"""What a template process is asked for: one message a start, and one answer.
+"""Requests to a template process: one message a start, and one answer.
 
 The message: 4 bytes of length, with the descriptors as SCM_RIGHTS, then a `Start` as JSON. The answer: 4 bytes, the id
 of the new process.

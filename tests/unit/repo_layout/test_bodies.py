@@ -1,4 +1,4 @@
-"""Schemas of bodies: whoever adds a field says how much a client may put into it."""
+"""Schemas of bodies: every field has a bound on the bytes that a client may put into it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ READ_BY_THE_MODEL = {
 }  # fmt: skip
 """The bytes of a body are their bound, and then the context of the model."""
 CHECKED_LATER = {"cache_salt", "chat_template_kwargs", "prompt_cache_key", "stop", "bad_words", "logit_bias"}
-"""Texts whose lengths are asked by whoever reads them, for gRPC too; what is kept is among the others."""
+"""Texts with lengths that their readers check, for gRPC too; stored texts are among the others."""
 BODY_MODELS = pytest.mark.parametrize("body", list(BODIES), ids=lambda one: one.__name__)
 
 
@@ -48,7 +48,7 @@ def test_every_text_that_no_model_reads_has_a_bound_of_characters(body: type[Bas
 
 
 def _parts(model: type[BaseModel]) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
-    """(place, type, what is said of it) of everything in the fields of `model` and of the models in it."""
+    """(place, type, metadata) of everything in the fields of `model` and of the models in it."""
     for name, field in model.model_fields.items():
         yield from _inside(f"{model.__name__}.{name}", field.annotation, tuple(field.metadata))
 

@@ -1,4 +1,4 @@
-"""Internal gRPC channels go straight to whom they are for: no proxy of the environment reads what workers say."""
+"""Internal gRPC channels go straight to their targets: no proxy of the environment reads workers' messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make` sees whether an environment is whole before it uses it: one whose making broke off is made again."""
+"""`make` checks that an environment is whole before it uses it: a partly made one is made again."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def make(folder: Path) -> list[str]:
-    """What was run by `make venv`."""
+    """Return the commands run by `make venv`."""
     log = folder / "log"
     log.unlink(missing_ok=True)
     environment = {"PATH": os.environ["PATH"], "LOG": str(log)}

@@ -1,4 +1,4 @@
-"""Who installs the router gets neither Ray nor torch, and a machine without Ray runs everything but Ray."""
+"""An installation of the router gets neither Ray nor torch, and a machine without Ray runs everything but Ray."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_the_architecture_page_maps_every_package_of_the_router() -> None:
 
 
 def test_every_module_says_what_it_owns() -> None:
-    """A module without a docstring tells a newcomer nothing."""
+    """A module without a docstring gives a newcomer no information."""
     silent = []
     for path in (p for root in ROOTS if root != "protogen" for p in (ROOT / root / "tandem").rglob("*.py")):
         text = path.read_text().lstrip()
@@ -125,7 +125,7 @@ def test_decisions_fit_a_page() -> None:
 
 MOST_LINES, MOST_FUNCTION_LINES = 500, 80
 CODE = {".py", ".proto", ".c", ".h", ".md", ".toml"}
-"""What people write, beside the Makefile and .ci/run; results and corpora are data."""
+"""Files that people write, beside the Makefile and .ci/run; results and corpora are data."""
 
 
 def _written() -> list[Path]:
@@ -159,7 +159,8 @@ HOUSES = ("tools", "bench", "proof", "tests")
 
 
 def test_what_tools_benches_proofs_and_tests_may_import() -> None:
-    """Rigs of `tests` are no tests: proofs drive them, too. Nothing imports a test but who runs a conformance suite."""
+    """Rigs of `tests` are no tests: proofs drive them, too. Only a module that runs a conformance suite imports a
+    test."""
     wrong = []
     for house in HOUSES:
         for path in (ROOT / house).rglob("*.py"):

@@ -1,4 +1,4 @@
-"""Where there can be no machines: it is said why, nothing of those that were made is left, and no promise is broken."""
+"""Where there can be no machines: the reason is reported, none of those made is left, and no promise is broken."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def first_column(page: str, after: str) -> list[str]:
 
 
 def hold(places: Mapping[str, Iterable[str]], names: Iterable[str]) -> None:
-    """Each place has each name and no other. Says all that is still to do at once, a line for each."""
+    """Each place has each name and no other. Reports all missing entries at once, a line for each."""
     known, found = {str(name) for name in names}, {place: set(map(str, there)) for place, there in places.items()}
     wrong = [f"{place} lacks {name}" for place, there in found.items() for name in sorted(known - there)]
     wrong += [

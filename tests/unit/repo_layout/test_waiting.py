@@ -1,4 +1,4 @@
-"""Who waits for a condition gets what it was, or is told what did not come."""
+"""A wait for a condition returns its value, or names the condition that did not come."""
 
 from __future__ import annotations
 

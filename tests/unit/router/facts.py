@@ -1,4 +1,4 @@
-"""What workers say of themselves, made up."""
+"""Made-up facts that workers report of themselves."""
 
 from __future__ import annotations
 

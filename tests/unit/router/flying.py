@@ -1,4 +1,4 @@
-"""Flights with an inbox, and what workers say to them."""
+"""Flights with an inbox, and workers' messages to them."""
 
 from __future__ import annotations
 

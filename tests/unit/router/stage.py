@@ -1,4 +1,4 @@
-"""A dispatcher among real links that are connected to nobody: what it sends stays in them, what arrives is told it."""
+"""A dispatcher among real links without peers: its messages stay in them, and tests deliver the replies."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ IDENTITY = Identity(router=RouterId("r"), incarnation=Incarnation(1), secret=Clu
 
 
 class Meter:
-    """Counts by what was said."""
+    """Counts by event."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
@@ -56,7 +56,7 @@ class Meter:
 
 
 class NoQueue:
-    """Nobody waits in front of the dispatcher, and whatever is planned comes in time."""
+    """No request waits in front of the dispatcher, and every plan is in time."""
 
     def waiting_for(self, model: str) -> int:
         return 0
@@ -73,7 +73,7 @@ def _no_index(clock: ManualClock) -> PrefixFinder:
 
 
 class Stage:
-    """The first letter of a worker's name is its role's. Answers have to cross unless told otherwise. Needs a running
+    """The first letter of a worker's name is its role's. Answers have to cross unless set otherwise. Needs a running
     event loop for its timers only."""
 
     def __init__(self, *workers: str, finder: FinderOf = _no_index, **settings: Any) -> None:
@@ -115,7 +115,7 @@ class Stage:
         return link
 
     def sent(self, worker: str) -> list[w.RouterMessage]:
-        """What was sent to a worker since the last look."""
+        """Return the messages sent to a worker since the last look."""
         messages = list(self.link(worker)._unsent)
         self.link(worker)._unsent.clear()
         return messages
@@ -127,7 +127,7 @@ class Stage:
         self.dispatcher.on_tokens(self.link(worker), chunks)
 
     def goes_on(self, worker: str, request: str, attempt: int) -> None:
-        """A decode worker says that the sequence lives there now."""
+        """Report from a decode worker that the sequence lives there now."""
         self.dispatcher.on_phase(self.link(worker), request, attempt, Phase.DECODE)
 
     def fail(self, worker: str, request: str, attempt: int, error: TandemError) -> None:

@@ -1,6 +1,6 @@
 """Control channels between workers, as their hosts keep them: dialled on first use by one side, answered by the other.
 
-Each end notices by itself that a channel was cut, and tells its rank then; what is said before that is lost.
+Each end notices by itself that a channel was cut, and informs its rank then; messages before that are lost.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Channel:
             self.lines[end].append(message)
 
     def cut(self) -> None:
-        """What is under way is lost."""
+        """Messages under way are lost."""
         self.is_cut = True
         for line in self.lines:
             line.clear()
@@ -45,7 +45,7 @@ class Channels:
         self.all: list[Channel] = []
 
     def send(self, name: str, to: e.ToPeer) -> None:
-        """What the host of `name` does with a message of its rank."""
+        """Handle a rank's message as the host of `name` does."""
         mine = self._incarnation_of(name)
         if not to.address:
             for channel in self.all:
@@ -93,7 +93,7 @@ class Channels:
             self._tell(channel.ends[end], channel.ends[other], channel.incarnations[other], "the channel was cut")
 
     def close_all(self, name: str, *, is_dead: bool = False) -> None:
-        """The host of one worker closes its channels (and tells its rank), or dies with them."""
+        """The host of one worker closes its channels (and informs its rank), or dies with them."""
         for channel in self.all:
             if name in channel.ends:
                 channel.cut()

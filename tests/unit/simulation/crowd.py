@@ -1,8 +1,8 @@
-"""One decode worker and a crowd of prefill workers that are only what they say and push: who gets a ticket, and when.
+"""One decode worker and a crowd of prefill workers that only send messages and pushes: order and time of tickets.
 
-Promises: a ticket only for what was announced and asked for; in the order of asking, save for peers that have their
-share while others wait; no more than can run at once; taken back only if nothing came for it for a while; and in the
-end everybody is served.
+Promises: a ticket only for an announced and requested transfer; in the order of requests, save for peers that have
+their share while others wait; no more than can run at once; taken back only if nothing came for it for a while; and in
+the end all are served.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MAX_TURNS = 600
 
 @dataclass
 class Wish:
-    """One request: what its router and its prefill worker have said, and what it got."""
+    """One request: the messages of its router and its prefill worker, and its results."""
 
     id: str
     peer: str
@@ -158,7 +158,7 @@ class Crowd:
             self._say(wish, w.PeerMessage(failed=failed))
 
     def turn(self, seconds: float = 0.0) -> None:
-        """One turn of the worker, whose answers are heard and judged at once."""
+        """Run one turn of the worker; its answers are read and judged at once."""
         self.clock.advance(seconds)
         self._name_all()
         self._turn()
@@ -180,7 +180,7 @@ class Crowd:
         self.worker.check()
 
     def settle(self) -> None:
-        """Everybody does what it should, and all are served, in a bounded number of turns."""
+        """All act as they should, and all are served, in a bounded number of turns."""
         for _ in range(MAX_TURNS):
             for wish in self.wishes.values():
                 self.announce(wish)
@@ -239,9 +239,9 @@ class Crowd:
             assert wish.is_over, message.failed
 
     def _judge(self, before: dict[str, int], granted: list[Wish], *, has_revoked: bool) -> None:
-        """Whether the tickets of one turn went to those whose turn it was; `before`: who waited, and since when.
+        """Check that the tickets of one turn went to those next in order; `before`: the waiting ones, and since when.
 
-        A turn that took tickets back tells too little of how things stood when a request was passed over.
+        A turn that took tickets back shows too little of the state when a request was passed over.
         """
         passed = [self.wishes[name] for name in before if self.wishes[name].is_waiting]
         for wish in {wish.peer: wish for wish in granted}.values():
@@ -278,7 +278,7 @@ class Crowd:
                 yield flying.pop()
 
     def _name_all(self) -> None:
-        """What every peer says once a second: the tickets that it works on."""
+        """Send every peer's message of each second: the tickets that it works on."""
         for peer in PEERS:
             transfers = [
                 x.ticket.transfer for x in self.wishes.values() if x.peer == peer and x.ticket and not x.is_over

@@ -72,7 +72,7 @@ class Capture:
 
 
 class Withdrawn(DevicePayload):
-    """A payload in memory that the sender has given to somebody else."""
+    """A payload in memory that the sender has given to another owner."""
 
     is_withdrawn = True
 
@@ -142,7 +142,7 @@ class Pair:
     # ---- what can happen -------------------------------------------------------------------------------------------
 
     def begin(self, number: int, blocks: tuple[int, ...], attempt: int) -> None:
-        """The receiver promises blocks that nobody has, under a name that is new; the sender opens the transfer."""
+        """The receiver promises free blocks, under a name that is new; the sender opens the transfer."""
         name = (number, attempt, self._sender_incarnation, self._receiver_incarnation)
         taken = {block for other in self.expected.values() for block in other.blocks}
         if number in self.expected or taken & set(blocks) or name in self._names:
@@ -220,7 +220,7 @@ class Pair:
                 self._sent(sending, sending.outgoing.fail(reply.reason))
 
     def end(self, number: int, how: str) -> None:
-        """The receiver's owner is done with a transfer: its blocks are somebody else's from now on."""
+        """The receiver's owner is done with a transfer: its blocks belong to others from now on."""
         expected = self.expected.get(number)
         if expected is None:
             return
@@ -275,7 +275,7 @@ class Pair:
     # ---- what must hold --------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Memory that nobody is promised does not change, nor what is verified; listed is what is open."""
+        """Memory that is not promised does not change, nor verified memory; listed are the open transfers."""
         image, promised = self._image(), {b for e in self.expected.values() if not e.outcome for b in e.blocks}
         for block in range(BLOCKS):
             may_change = block in promised or block in self._promised  # of the latter, one frame may have been bad
@@ -292,7 +292,8 @@ class Pair:
             assert (phase is TransferPhase.FAILED) == (outcome == "Failed")
 
     def settle(self) -> None:
-        """What flies arrives; who then has no outcome is cancelled; each end has exactly one for each transfer."""
+        """Frames under way arrive; transfers then without an outcome are cancelled; each end has exactly one for each
+        transfer."""
         for _ in range(64):
             for index in range(len(self.sendings)):
                 self.send(index)

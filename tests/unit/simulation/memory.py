@@ -39,14 +39,14 @@ class Network:
         self.landing: Frame | None = None
         """The frame that an intake judges now."""
         self.reading: TransferId | None = None
-        """The transfer whose source a link reads now."""
+        """The transfer with a source that a link reads now."""
         self.on_landed: Callable[[Frame], None] = lambda frame: None
 
     def listen(self, site: Site) -> MemoryListener:
         return MemoryListener(self, site)
 
     def link_type(self) -> type[PeerLink]:
-        """For `TransferSender`: links that do one step when a test says so."""
+        """For `TransferSender`: links that do one step when a test calls it."""
         network = self
 
         class Bound(ManualLink):
@@ -194,7 +194,7 @@ class MemoryLink:
 
 
 class ManualLink(PeerLink):
-    """A kept link whose threads are the test: one `step` dials, or sends one frame."""
+    """A kept link with the test as its threads: one `step` dials, or sends one frame."""
 
     network: ClassVar[Network]
 
@@ -245,7 +245,7 @@ class ManualLink(PeerLink):
         self._on_reply(self, reply)
 
     def lose(self, reason: str) -> None:
-        """What the reply thread does when the connection ends."""
+        """Act as the reply thread does when the connection ends."""
         if not self.is_over:
             self.is_over = True
             self.close()

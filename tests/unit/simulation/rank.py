@@ -38,7 +38,7 @@ SECRET = ClusterSecret.generate()
 
 
 class Mail:
-    """What came in. The rest of a turn's mail may be held back until the step runs."""
+    """Received messages. The rest of a turn's mail may be held back until the step runs."""
 
     def __init__(self) -> None:
         self.events: deque[object] = deque()
@@ -56,7 +56,7 @@ class Mail:
 
 
 class WatchedPool:
-    """A pool whose every access is held against the ledger: a frame lands only in blocks that its transfer alone
+    """A pool that checks every access against the ledger: a frame lands only in blocks that its transfer alone
     reserved, and is read only from blocks that its push holds."""
 
     def __init__(self, pool: HostPool, network: Network, ledger: Callable[[], BlockLedger]) -> None:
@@ -99,7 +99,7 @@ class WatchedPool:
 
 
 class Worker:
-    """Rank 0 of a worker. `said` takes what its host would get; everything happens inside `turn`."""
+    """Rank 0 of a worker. `said` takes messages for its host; everything happens inside `turn`."""
 
     def __init__(
         self, name: str, role: RoleName, incarnation: Incarnation, *, shape: KVLayout, blocks: int, network: Network,
@@ -189,7 +189,7 @@ class Worker:
         assert self.loop.claims() == []
 
     def has_verified(self, transfer: TransferId) -> bool:
-        """Whether this is a hand-over that the peer has verified: it then has nothing left there, only its own link."""
+        """True if this is a hand-over that the peer has verified: it then has nothing left there, only its own link."""
         role = self.role
         handover = role._by_transfer.get(transfer) if isinstance(role, PrefillRole) else None
         return handover is not None and handover.is_verified

@@ -1,5 +1,5 @@
 """A small router as ARCHITECTURE §3 has it: announces, submits, cancels, tries again with a raised attempt and the
-tokens it has, drops what other attempts say, and ends each request exactly once."""
+tokens it has, drops messages of other attempts, and ends each request exactly once."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.unit.engine.simulation import EOS, VOCAB
 
 TIMEOUT_S = 30.0
 RETRIED = frozenset({"transfer_failed", "cancelled", "worker_lost"})
-"""What the model may try again."""
+"""Codes after which the model may try again."""
 FINAL = frozenset({"deadline_exceeded", "context_length_exceeded"})
-"""What it passes on. Any other code is a bug of a worker."""
+"""Codes that it passes on. Any other code is a bug of a worker."""
 
 
 @dataclass(frozen=True)
 class Ask:
-    """What a client wants. Prompts of one branch share prefixes."""
+    """A client's request. Prompts of one branch share prefixes."""
 
     tokens: int
     branch: int = 0
@@ -100,8 +100,8 @@ class Flight:
 
 
 class Router:
-    """`send(worker, message)` puts a message into the stream to a worker; `replan(flight)` says whether to try a
-    failed request again, and where (prefill or None, decode), or None."""
+    """`send(worker, message)` puts a message into the stream to a worker; `replan(flight)` returns where to try a
+    failed request again (prefill or None, decode), or None."""
 
     def __init__(self, groups: int, send: Callable[[str, w.RouterMessage], None]) -> None:
         self._groups, self._send = groups, send

@@ -138,7 +138,7 @@ def test_a_wire_that_spoils(guard: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def meddled(how: str) -> Pair:
-    """A transfer one of whose frames has other bytes and the right sum: a stranger's, or of memory given away."""
+    """A transfer with a frame that has other bytes and the right sum: a stranger's, or of memory given away."""
     pair = Pair()
     pair.begin(1, (0, 1), 1)
     for _ in range(6):

@@ -25,7 +25,7 @@ ASKS = st.builds(
 )
 PLANS = st.tuples(st.sampled_from(["p0", "p0", "p1", None]), st.sampled_from(["d0", "d0", "d1"]))
 TALLY: Counter[str] = Counter()
-"""What happened over all examples of this process, for reports."""
+"""Counts of events over all examples of this process, for reports."""
 NAMES = st.sampled_from(list(ROLES))
 WHICH = st.integers(0, 60)
 SIZES = st.builds(

@@ -1,5 +1,5 @@
-"""A pair of ledgers and what lies in their blocks: however pushes, cancels and evictions interleave, a block's content
-is right for whoever reads it.
+"""A pair of ledgers and the contents of their blocks: under any interleaving of pushes, cancels and evictions, a
+block's content is right for its readers.
 
 The rules hold and let go as the roles do: the source is shared with the push for as long as it may be read, the
 destination is reserved until it is admitted or fenced. Contents are numbers; a block that changes hands is
@@ -164,7 +164,7 @@ class Ledgers(RuleBasedStateMachine):
 
     @rule(at_source=st.booleans(), count=st.integers(1, 4))
     def pass_by(self, at_source: bool, count: int) -> None:
-        """Somebody else takes blocks, writes into them and leaves: cached blocks are lost."""
+        """Another holder takes blocks, writes into them and leaves: cached blocks are lost."""
         side, holder = (self.source if at_source else self.target), Holder(HoldKind.REQUEST, "other#1#0")
         for block in side.ledger.allocate(holder, count) or []:
             side.content[block] = next(side.scribbles)

@@ -1,4 +1,4 @@
-"""Tickets of one decode worker before a crowd: order, shares, revocation, and nobody left waiting."""
+"""Tickets of one decode worker before a crowd: order, shares, revocation, and no request left waiting."""
 
 from __future__ import annotations
 

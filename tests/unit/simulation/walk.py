@@ -12,7 +12,7 @@ from tests.unit.simulation.world import ROLES, Plan, Sizes, World
 WEIGHTS = {
     "disturb": 6, "spoil": 3, "cancel": 3, "plan_anew": 2, "wait": 2, "break_link": 4, "lose_worker": 3,
 }  # fmt: skip
-"""What goes wrong, and how often compared with the rest."""
+"""Faults, and their frequency compared with the rest."""
 TOKENS = (1, 4, 5, 8, 13, 16, 24)
 
 

@@ -40,7 +40,7 @@ Plan = tuple[str | None, str]
 
 @dataclass(frozen=True)
 class Line:
-    """A queue whose first item can be delivered. `is_lossy`: items may also be lost or doubled."""
+    """A queue that can deliver its first item. `is_lossy`: items may also be lost or doubled."""
 
     name: str
     items: deque[Any]
@@ -74,9 +74,9 @@ class World:
         self.to_router: dict[str, deque[w.WorkerMessage]] = {name: deque() for name in ROLES}
         self.router = Router(self.sizes.groups, lambda name, message: self.to_worker[name].append(message))
         self.tally: Counter[str] = Counter()
-        """What happened, by the workers' own counters; complete after `close`."""
+        """Counts of events, by the workers' own counters; complete after `close`."""
         self.retries: dict[str, Callable[[Flight], Plan | None]] = {}
-        """Whether and where a request's failed attempt is tried again."""
+        """Where a request's failed attempt is tried again, or None."""
         self.router.replan = self._replan
         for name in ROLES:
             self._start(name)
@@ -104,13 +104,13 @@ class World:
         return self.workers[prefill].ref if prefill else None, self.workers[decode].ref
 
     def turn(self, name: str, hold_back: int = 0) -> None:
-        """One turn of a worker's loop; what it says lies in its lines afterwards."""
+        """Run one turn of a worker's loop; its messages lie in its lines afterwards."""
         self.workers[name].turn(hold_back)
         self._collect(name)
 
     def enabled(self, without: str = "") -> list[Callable[[], None]]:
-        """Every single thing that can happen next without trouble; a worker can always take a turn. `without`: a
-        worker that stands still, and whose router's lines do."""
+        """Return every single thing that can happen next without trouble; a worker can always take a turn. `without`: a
+        worker that stands still, and its router's lines with it."""
         ready: list[Callable[[], None]] = [functools.partial(self.turn, name) for name in ROLES if name != without]
         ready += [link.step for link in self.network.ready_links()]
         lines = [line for line in self.lines() if not without or without not in line.name]
@@ -153,7 +153,7 @@ class World:
             ends[index % len(ends)]()
 
     def unnoticed(self) -> list[Callable[[], None]]:
-        """What each end of a broken link or channel will do once it notices."""
+        """Return the actions of each end of a broken link or channel once it notices."""
         ends: list[Callable[[], None]] = [
             functools.partial(self.channels.notice, channel, end) for channel, end in self.channels.unnoticed()
         ]
@@ -242,7 +242,7 @@ class World:
         return None if plan is None else self.refs(*plan)
 
     def _claimed(self) -> set[tuple[str, int]]:
-        """Who works on which transfer."""
+        """Return the workers that work on each transfer."""
         return {(name, claim.transfer) for name, worker in self.workers.items() for claim in worker.loop.claims()}
 
     def _check_agreement(self, before: set[tuple[str, int]]) -> None:
@@ -269,7 +269,7 @@ class World:
         return not has_work and all(worker.is_at_rest for worker in self.workers.values())
 
     def describe(self) -> str:
-        """What is not at rest."""
+        """Describe all that is not at rest."""
         parts = [f"{flight.id}#{flight.attempt} runs on {list(flight.legs)}" for flight in self.router.running]
         parts += [f"line {line.name} has {len(line.items)}" for line in self.lines()]
         for name, worker in self.workers.items():

@@ -103,7 +103,7 @@ class TableMachine(RuleBasedStateMachine):
         return dict(counts)
 
     def alone(self) -> dict[WorkerId, int]:
-        """Blocks of the first group that the model says nobody else holds."""
+        """Blocks of the first group that no other worker holds in the model."""
         first = {bit: {one for one in self.model[bit] if one[0] == 0} for bit in self.live}
         others = {bit: set().union(*(held for other, held in first.items() if other != bit)) for bit in first}
         return {worker: len(first[bit] - others[bit]) for bit, worker in self.live.items()}

@@ -54,7 +54,7 @@ class Request:
 
 
 class Workers:
-    """Their ledgers, and the table that is told of every change at once."""
+    """Their ledgers, and the table that gets every change at once."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng, self._names = rng, 0

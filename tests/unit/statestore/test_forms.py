@@ -60,7 +60,7 @@ def test_records_survive_json() -> None:
 
 def test_a_worker_record_has_the_fields_of_the_message() -> None:
     names = [field.name for field in worker_pb2.WorkerInfo.DESCRIPTOR.fields]
-    for told_on_the_stream in ("profile", "host"):  # to those who plan with it
+    for told_on_the_stream in ("profile", "host"):  # to routers that plan with it
         names.remove(told_on_the_stream)
     assert list(json.loads(to_json(worker_record()))) == names
 

@@ -1,4 +1,4 @@
-"""What routers say to each other of prompts that they sent, and what they make of it."""
+"""Routers' messages to each other about prompts that they sent, and their use."""
 
 from __future__ import annotations
 

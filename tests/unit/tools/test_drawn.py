@@ -1,4 +1,4 @@
-"""Which cases of a matrix are drawn."""
+"""The cases of a matrix that are drawn."""
 
 from __future__ import annotations
 

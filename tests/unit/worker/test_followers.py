@@ -1,4 +1,5 @@
-"""Rank 0 hears its followers whatever they leave unread: what fails elsewhere is cancelled without waiting for room."""
+"""Rank 0 receives reports even if followers leave commands unread: failures elsewhere are cancelled without a wait for
+room."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ class Local:
 
 
 class Behind:
-    """A follower that reports and does not get round to its commands, whose ring is full."""
+    """A follower that reports and does not get round to its commands; its ring is full."""
 
     def __init__(self) -> None:
         self.pair = RingPair(RingHandle.create("commands", 4096), RingHandle.create("reports"))

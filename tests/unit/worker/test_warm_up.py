@@ -18,7 +18,7 @@ from tests.unit.engine.simulation import layout
 
 
 class ColdRunner(SimRunner):
-    """Whose first step takes a second and a half."""
+    """A runner with a first step of a second and a half."""
 
     clock = ManualClock()
 

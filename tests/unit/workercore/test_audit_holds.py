@@ -1,4 +1,4 @@
-"""What a worker lists of its holds fits one message, however many holders share a prefix."""
+"""A worker's list of its holds fits one message, however many holders share a prefix."""
 
 from __future__ import annotations
 

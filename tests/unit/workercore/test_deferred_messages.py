@@ -1,4 +1,5 @@
-"""What waits while a worker stands still, or runs a step: bounded, and never lost where somebody counts on it."""
+"""Messages that wait while a worker stands still, or runs a step: bounded, and never lost where a peer counts on
+them."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def hear(crowd: Crowd, *messages: e.HostToRank) -> None:
 
 
 def become(crowd: Crowd, incarnation: int, *more: e.HostToRank) -> None:
-    """The host has registered anew; `more` is said to who it is now."""
+    """The host has registered anew; `more` is sent to the new incarnation."""
     crowd.worker.pulse.grant(crowd.clock.now_s() + 2.5, incarnation)
     hear(crowd, e.HostToRank(incarnation=e.NewIncarnation(incarnation=incarnation)), *more)
     crowd.worker.turn()
@@ -57,7 +58,7 @@ def waiting(crowd: Crowd) -> list[object]:
 
 
 def heard_of(crowd: Crowd) -> set[str]:
-    """Requests of which routers were told anything."""
+    """Return the requests that any router got a message about."""
     said = [message.router.message for message in crowd.worker.said if message.HasField("router")]
     return {part.phase.request or part.failed.request for one in said for part in (*one.batch.messages, one)} - {""}
 
@@ -115,7 +116,7 @@ def test_that_somebody_is_gone_is_kept_once_until_it_says_something(crowd: Crowd
 
 
 def test_what_comes_in_a_step_is_left_where_it_is_once_too_much_waits(crowd: Crowd) -> None:
-    """The host keeps the rest, and ends the streams that say too much; what was taken is handled after the step."""
+    """The host keeps the rest, and ends the streams that send too much; messages taken are handled after the step."""
     loop, mail = crowd.worker.loop, crowd.worker.mail
     mail.messages += [submitted(f"r{n}") for n in range(MAX_MESSAGES)]
     loop._on_layers((), 0, 0)

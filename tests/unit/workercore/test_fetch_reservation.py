@@ -1,4 +1,4 @@
-"""What a fetch may take, and how its blocks become cache, in one KV group and in two."""
+"""Blocks that a fetch may take, and their way into the cache, in one KV group and in two."""
 
 from __future__ import annotations
 

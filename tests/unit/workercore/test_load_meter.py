@@ -1,4 +1,4 @@
-"""What a worker learns of its own decode steps."""
+"""A worker's measurements of its own decode steps."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_work_of_a_model_is_counted_by_its_shape() -> None:
     )
     shell: Any = SimpleNamespace(count=lambda name, by=1: counters.update({name: by}), work=work)
     meter = LoadMeter(shell)
-    meter.measure(StepResult(prefill_tokens=4, context_tokens=4, attended=8.0))  # a chunk: nobody asks for logits
+    meter.measure(StepResult(prefill_tokens=4, context_tokens=4, attended=8.0))  # a chunk: no logits are requested
     meter.measure(StepResult(decode_tokens=2, context_tokens=7, attended=6.0, logit_rows=2))
     meter.measure(StepResult())
     assert counters["model_flops"] == (40 + 10) + (20 + 200 + 7)

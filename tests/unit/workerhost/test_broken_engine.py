@@ -1,4 +1,4 @@
-"""A worker whose device is broken for good ends, in place of failing every request that comes."""
+"""A worker with a device that is broken for good ends, in place of failing every request that comes."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def test_blocks_are_checked_once_a_pause(monkeypatch: pytest.MonkeyPatch) -> Non
         return len(checks)
 
     assert pause(3.0) == 1
-    for _ in range(3):  # somebody comes and goes
+    for _ in range(3):  # a request comes and goes
         wish = crowd.wish("p0", 8, is_asked=False)
         crowd.cancel(wish)
         assert pause(0.8) == 0

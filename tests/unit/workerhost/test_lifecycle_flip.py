@@ -1,4 +1,4 @@
-"""What is wished of a worker in the middle of a change of its role."""
+"""Requests to a worker in the middle of a change of its role."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tools.waiting import wait_for_async
 
 
 class Host:
-    """A decode worker whose routers acknowledge at once. `meanwhile` is called while it registers; from then on a
+    """A decode worker with routers that acknowledge at once. `meanwhile` is called while it registers; from then on a
     request runs."""
 
     is_state_heard = True

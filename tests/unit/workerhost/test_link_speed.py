@@ -1,4 +1,4 @@
-"""What a worker knows of the speed to another one, and what it tells of its links."""
+"""A worker's knowledge of the speed to another one, and its reports of its links."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_codecs_are_offered_on_slow_links_and_links_are_not_asked_for_nothing() 
     here.profile = KVProfile(
         fingerprint="", identity=(), layout=KVLayout(groups=()), offers=("int8",), offers_below_bytes_per_s=1e8
     )
-    assert here.offers_to(D0) == ()  # nobody measured it
+    assert here.offers_to(D0) == ()  # it was not measured
     sender.now = (LINK,)
     assert here.offers_to(D0) == ("int8",)
     sender.now = (other(bytes_per_s=1e9),)

@@ -1,4 +1,4 @@
-"""Rank 0 and a lease that its host got as somebody else: what the incarnation before computed or heard is void."""
+"""Rank 0 and a lease that its host got under a new incarnation: results and messages of the one before are void."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.simulation.crowd import Crowd
 
 
 def said(crowd: Crowd) -> list[w.WorkerMessage]:
-    """What routers have been told since the last call."""
+    """Return the messages to routers since the last call."""
     told = [message.router.message for message in crowd.worker.said if message.HasField("router")]
     crowd.worker.said.clear()
     return told

@@ -1,4 +1,4 @@
-"""What a host passes on: the messages of others under the same numbers, as the bytes that came."""
+"""Messages that a host passes on: those of others under the same numbers, as the bytes that came."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def test_what_it_has_of_the_others_is_where_it_is(view: Any, whole: Any) -> None
 BACKWARDS = w.WorkerMessage(phase=w.RequestPhase(phase="decode")).SerializeToString() + (
     w.WorkerMessage(phase=w.RequestPhase(request="r", attempt=2)).SerializeToString()
 )
-"""As no library would write it; whoever reads and writes it again puts it in order."""
+"""As no library would write it; a decode and a new encode put it in order."""
 
 
 class Call:
-    """A router's end of a stream: it says hello and keeps what it gets."""
+    """A router's end of a stream: it sends hello and keeps the messages that it gets."""
 
     def __init__(self) -> None:
         self.incoming: asyncio.Queue[bytes] = asyncio.Queue()

@@ -1,4 +1,4 @@
-"""What waits for a stream: urgent messages at once, patient ones with them, in order, in as few messages as fit."""
+"""Messages that wait for a stream: urgent ones at once, patient ones with them, in order, in as few messages as fit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def tokens(request: str) -> bytes:
 
 
 def parts(message: bytes) -> list[bytes]:
-    """What is in a batch, as its reader finds it."""
+    """Return the parts of a batch, as its reader finds them."""
     said = w.WorkerMessage.FromString(message).batch.messages
     return [one.SerializeToString() for one in said]
 

@@ -17,7 +17,7 @@ _, KEY = draw(KeyWish(tenant="a"), 1000)
 
 
 class Store:
-    """A store whose watcher fails the first time."""
+    """A store with a watcher that fails the first time."""
 
     def __init__(self) -> None:
         self.watchers = 0

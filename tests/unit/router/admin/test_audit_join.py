@@ -1,4 +1,4 @@
-"""Which holds of KV blocks the workers' books explain together."""
+"""Holds of KV blocks that the workers' books explain together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stream that keeps pages up to date: read once for all, only what changed, and nobody can hold it up."""
+"""The stream that keeps pages up to date: read once for all, changes alone, and no client can hold it up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tools.waiting import wait_for_async
 
 
 class Section:
-    """Says `value`, and counts how often it was asked."""
+    """Returns `value`, and counts its calls."""
 
     def __init__(self, value: Any) -> None:
         self.value, self.asked = value, 0

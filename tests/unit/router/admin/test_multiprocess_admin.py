@@ -1,4 +1,4 @@
-"""What several processes of a router say, put together."""
+"""Answers of several processes of a router, merged."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_worker_is_as_the_process_has_it_that_is_worst_off(
 
 
 def test_every_gauge_of_routers_is_added_but_for_those() -> None:
-    """One that is new has to be looked at: does a sum of processes tell what it says?"""
+    """Review each new gauge: is the sum over processes meaningful?"""
     gauges = {one for one in names.CATALOGUE.values() if one.source is names.Source.ROUTER and one.kind == "gauge"}
     assert gauges - multiprocess_admin._LEAST - multiprocess_admin._MOST == {
         names.ROUTER_IN_FLIGHT, names.ROUTER_PROCESS_UP, names.BATCH_RUNNING, names.WAITING, names.ADMISSION_WAITING,
@@ -109,7 +109,7 @@ class Processes:
             elif body is not None:
                 writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
             else:
-                await reader.read()  # until whoever asks has gone
+                await reader.read()  # until the client has gone
             writer.close()
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0)

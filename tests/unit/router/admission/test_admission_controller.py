@@ -1,4 +1,4 @@
-"""Admission on a clock of its own: who goes at once, who waits, who is told to come back and when."""
+"""Admission on a clock of its own: requests sent at once, queued, or refused with Retry-After."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Counts:
 
 
 class Hall:
-    """An admission whose workers take `room` more requests; `sent` are the names of those that went."""
+    """An admission with workers that take `room` more requests; `sent` are the names of those that went."""
 
     def __init__(self, room: int = 0, **rules: Any) -> None:
         self.clock, self.counts, self.room = ManualClock(100.0), Counts(), room
@@ -318,8 +318,8 @@ def test_a_deadline_that_passes_while_it_waits() -> None:
 
 
 def test_who_would_wait_too_long_is_told_at_once_and_when_to_come_back() -> None:
-    """1,000 tokens a second leave the queue, 10,000 wait in it, and a worker has 0.1 s: whoever can wait for 4 s comes
-    back 6.1 s later."""
+    """1,000 tokens a second leave the queue, 10,000 wait in it, and a worker has 0.1 s: a client that can wait for 4 s
+    comes back 6.1 s later."""
     hall = Hall()
     for number in range(200):
         hall.enter(str(number))
@@ -364,7 +364,7 @@ STEPS = st.lists(
 @settings(deadline=None)
 @given(STEPS)
 def test_everybody_ends_once_and_the_queue_is_bounded(steps: list[tuple[str, int, int, float, bool]]) -> None:
-    """Sent, told or left: each request exactly one of these, and none before or after it."""
+    """Sent, refused or left: each request exactly one of these, and none before or after it."""
     hall = Hall(max_waiting=5)
     places: dict[str, Place] = {}
     ends: dict[str, str] = {}

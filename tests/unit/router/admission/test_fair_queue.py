@@ -1,4 +1,4 @@
-"""The fair queue: bounded, fair within a quantum and one request, nobody starves, what leaves leaves nothing."""
+"""The fair queue: bounded, fair within a quantum and one request, no starvation, a removed entry leaves nothing."""
 
 from __future__ import annotations
 

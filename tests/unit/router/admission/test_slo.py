@@ -1,4 +1,4 @@
-"""What a request may ask for itself, and what it gets."""
+"""SLO terms that a request may set itself, and those that it gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators see of admission, of one router and of several."""
+"""Admission status for operators, of one router and of several."""
 
 from __future__ import annotations
 

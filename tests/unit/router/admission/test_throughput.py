@@ -1,4 +1,4 @@
-"""The rate of a queue counts the time in which somebody waits, and forgets."""
+"""The rate of a queue counts only the time with waiting requests, and forgets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is sent to one worker past those that wait for a pair: the real room, the real dispatcher, the real queue."""
+"""Requests sent to one worker past those that wait for a pair: the real room, the real dispatcher, the real queue."""
 
 from __future__ import annotations
 

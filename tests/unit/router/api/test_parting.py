@@ -1,4 +1,4 @@
-"""What a router that stops says to requests that come then."""
+"""Answers of a stopping router to requests that come then."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ async def _never(scope: Any, receive: Any, send: Any) -> None:
 
 
 class Upload:
-    """A request whose body never ends."""
+    """A request with an endless body."""
 
     def __init__(self) -> None:
         self.is_heard = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Work for a client that leaves is given up at once; everything else about it is as if nobody had watched."""
+"""Work for a client that leaves is given up at once; everything else about it is as if the client were not watched."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tandem.router.api.http.disconnect import present
 
 
 class Client:
-    """A request whose client stays until it is told to leave."""
+    """A request with a client that stays until the test makes it leave."""
 
     def __init__(self) -> None:
         self.leaves = asyncio.Event()

@@ -20,7 +20,7 @@ def looped(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
 
 
 async def _let_in(intake: Intake, tenants: Sequence[str]) -> tuple[list[tuple[int, str]], list[asyncio.Task[None]]]:
-    """Who was let in, and in which turn of the loop after the first one."""
+    """Return the admitted requests, each with its turn of the loop after the first one."""
     entered: list[tuple[int, str]] = []
     turn = 0
 

@@ -1,4 +1,4 @@
-"""What a router remembers for the planner: every request that came, and what became of it."""
+"""The router's record for the planner: every request that came, and its outcome."""
 
 from __future__ import annotations
 

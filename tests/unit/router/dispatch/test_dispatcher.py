@@ -1,4 +1,4 @@
-"""Whose failure matters, what the next attempt carries, and what no longer counts."""
+"""Failures that count, the contents of the next attempt, and messages that no longer count."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ async def test_a_worker_that_was_tried_again_has_proven_itself_with_a_token_of_i
     with stage.dispatcher.fly(R, 0, work(n=1), Inbox(1 << 20)):
         assert not breakers.allows(member), "one request tries it out"
         if is_alone:
-            stage.goes_on("d1", "r", 1)  # it may say so before it has a token
+            stage.goes_on("d1", "r", 1)  # it may report so before it has a token
             stage.say("d1", chunk(0, 0, 10))
         else:
             stage.say("p1", chunk(0, 0, 10))

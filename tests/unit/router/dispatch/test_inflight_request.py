@@ -73,7 +73,7 @@ def test_what_an_attempt_computes_again_counts_by_what_ended_the_one_before() ->
     assert one.recomputed == {}
     one.accept(chunk(1, [6, 7], attempt=2), 1.0)
     one.begin_attempt("lost")
-    one.begin_attempt("transfer")  # before the next one said anything
+    one.begin_attempt("transfer")  # before the next one sent anything
     one.accept(chunk(2, [8], attempt=3, cached_tokens=0), 2.0)
     assert one.recomputed == {}
     one.accept(chunk(3, [8], attempt=4, cached_tokens=96), 2.0)

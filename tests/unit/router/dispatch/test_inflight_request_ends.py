@@ -1,4 +1,4 @@
-"""Choices that nobody wants more of, and log-probabilities of prompts, as a flight keeps them."""
+"""Cancelled choices, and log-probabilities of prompts, as a flight keeps them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_each_prompt_token_is_scored_once_whatever_comes_again() -> None:
     assert one.accept_prompt(scores(1, [11, 12])) == ""
     assert one.accept_prompt(scores(1, [11, 12])) == "duplicate"
     assert one.accept_prompt(scores(2, [12, 13])) == ""
-    assert one.accept_prompt(scores(9, [19])) == "duplicate"  # behind a gap: nothing can be said of it
+    assert one.accept_prompt(scores(9, [19])) == "duplicate"  # behind a gap: nothing is known of it
     assert one.accept_prompt(scores(4, [14], attempt=2)) == "attempt"
     one.attempt = Attempt(2)
     assert one.accept_prompt(scores(1, [11, 12, 13, 14], attempt=2)) == ""

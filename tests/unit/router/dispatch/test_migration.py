@@ -1,4 +1,4 @@
-"""Workers that drain: nothing new is planned there, and what they hand back goes on elsewhere, if there is somebody."""
+"""Workers that drain: nothing new is planned there, and sequences handed back go on elsewhere, if a worker can."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ R = RequestId("r")
 
 
 def tell(stage: Stage, worker: str, state: WorkerState, *, hands_back: bool = False, sequence: int = 1) -> None:
-    """The worker says so over its stream."""
+    """The worker reports so over its stream."""
     said = w.WorkerState(sequence=sequence, state=state.value, hands_back=hands_back)
     stage.link(worker)._hear(w.WorkerMessage(state=said))
 
@@ -181,7 +181,7 @@ async def test_what_waited_for_a_worker_goes_on_when_one_is_ready_again() -> Non
 
 @in_loop
 async def test_a_move_that_breaks_does_not_stop_the_others() -> None:
-    """Whatever is still there is shown again when somebody looks again."""
+    """Sequences that are still there are shown again at the next look."""
     stage, requests = Stage("p1", "d1"), {RequestId(f"r{number}") for number in range(3)}
     shown: list[RequestId] = []
     broken: list[dict[str, object]] = []

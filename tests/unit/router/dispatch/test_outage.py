@@ -1,4 +1,4 @@
-"""Everybody is away: who waits, how they go once a worker comes, and what an error of the router's own does to them."""
+"""All workers are away: waiting requests, their dispatch once a worker comes, and an error of the router's own."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_another_worker_begins_with_the_first_that_waits_again() -> None:
     with ExitStack() as stack:
         for name in ("a", "b"):
             stack.enter_context(stage.dispatcher.fly(RequestId(name), 0, work(), Inbox(1 << 20)))
-        stage.come("p1")  # alone it serves nobody: both go on waiting
+        stage.come("p1")  # alone it serves no request: both go on waiting
         await until(lambda: not stage.dispatcher._roused)
         stage.come("d1")
         await until(lambda: not stage.dispatcher.waiting)

@@ -29,7 +29,7 @@ BLOCKS = GroupBlocks(group=0, total=4000, free=4000, cached=0, request=0, pushin
 
 
 class Holdings:
-    """An index: who holds so many leading blocks of everything."""
+    """An index: the holders of so many leading blocks of everything."""
 
     def __init__(self, **blocks: int) -> None:
         self.blocks = blocks
@@ -84,7 +84,7 @@ class Scene:
         self.stage.link("m1")._hear(w.WorkerMessage(state=said))
 
     def heard(self) -> list[int]:
-        """What was acknowledged to m1 so far."""
+        """Return the sequences acknowledged to m1 so far."""
         return [one.state_heard.sequence for one in self.stage.link("m1")._unsent if one.HasField("state_heard")]
 
     def fetches(self) -> list[w.Submit]:
@@ -211,7 +211,7 @@ async def test_what_is_saved_is_not_asked_for() -> None:
 
 @in_loop
 async def test_nothing_is_saved_after_what_could_not_be_fetched() -> None:
-    """Whoever was to fetch it computed all of it; it is not made to do so again."""
+    """The worker that was to fetch it computed all of it; it is not made to do so again."""
     async with scene("m1", "m2", prompts=(PROMPT, OTHER)) as s:
         s.tell(WorkerState.DRAINING, sequence=3)
         s.answer(await s.asked(), cached_tokens=0)
@@ -221,7 +221,7 @@ async def test_nothing_is_saved_after_what_could_not_be_fetched() -> None:
 
 @in_loop
 async def test_a_slow_book_delays_no_drain() -> None:
-    """What was saved is acknowledged, and the next drain saves again; the book hears of both."""
+    """Saved prefixes are acknowledged, and the next drain saves again; both are entered into the book."""
     async with scene("m1", "m2") as s:
         s.book.answers.clear()
         s.tell(WorkerState.DRAINING, sequence=3)
@@ -266,7 +266,7 @@ async def test_a_worker_that_drains_again_at_once_is_waited_for() -> None:
 
 @in_loop
 async def test_a_turn_of_a_conversation_is_not_remembered() -> None:
-    """Nobody else has begun with it; a worker that leaves leaves it behind."""
+    """No other request has begun with it; a worker that leaves leaves it behind."""
     async with scene("m1", "m2") as s:
         s.ask(OTHER)
         assert len(s.followers()) == 1

@@ -1,4 +1,4 @@
-"""Which pairs a router tries: all of a few, and so many of many that every worker has been in some."""
+"""Pairs that a router tries: all of a few, and so many of many that every worker has been in some."""
 
 from __future__ import annotations
 

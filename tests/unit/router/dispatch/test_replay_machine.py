@@ -1,7 +1,7 @@
-"""Whatever fails, in whatever order things arrive: the client gets each token once, in order, and the undisturbed ones.
+"""With any failure and any order of arrival, the client gets each token once, in order, and the undisturbed ones.
 
-Workers here say tokens of an oracle, and nonsense about attempts that are over. Whoever changes the order of raising
-the attempt and cutting what is forced, or drops a fence, sees this fail.
+Workers here send tokens of an oracle, and nonsense about attempts that are over. A change of the order of raising
+the attempt and cutting the forced tokens, or a dropped fence, makes this fail.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def length(request: str, choice: int, max_tokens: int) -> int:
 
 @dataclass
 class Leg:
-    """What a worker has of an attempt, and how far it got with each choice."""
+    """A worker's part of an attempt, and its progress with each choice."""
 
     submit: w.Submit
     next: dict[int, int] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class World:
         return leg
 
     def step(self, worker: str) -> None:
-        """A worker makes a token of every choice that it can, and tells them in any order, some twice."""
+        """Make a token of every choice that the worker can, and send them in any order, some twice."""
         for leg in self.legs[worker]:
             submit, key = leg.submit, (leg.submit.request, leg.submit.attempt)
             if submit.leg == w.LEG_DECODE and key not in self.prefilled:
@@ -102,7 +102,7 @@ class World:
             if submit.leg == w.LEG_PREFILL and chunks:
                 self.prefilled.add(key)
                 leg.next.clear()
-            if leg.is_over:  # a worker that did not hear of it yet, or lies
+            if leg.is_over:  # a worker without the news, or one that lies
                 for chunk in chunks:
                     chunk.tokens = [4095]
             chunks += self.rng.sample(chunks, self.rng.randint(0, len(chunks)))

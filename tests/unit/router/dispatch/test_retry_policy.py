@@ -1,4 +1,4 @@
-"""Whose fault a failure is, who gets the request next, when, and when nobody does."""
+"""Retry policy: the worker at fault, the next worker for the request, its time, and the case without one."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_machine_that_lost_two_workers_of_a_request_is_left_until_nobody_else_
     there = {"d1": "a", "d2": "a", "d3": "a", "d4": "a", "d5": "b"}
 
     def next_of(*left: str, is_busy: bool = True) -> str | None:
-        """d5 has much to do, so it is nobody's choice while there is another."""
+        """d5 has much to do, so it is never chosen while there is another."""
         able = [replace(candidate(one), host=there[one]) for one in left]
         able = [replace(one, running=200, in_flight=200) if one.worker == "d5" and is_busy else one for one in able]
         plan = case.survival.choose(JOB, able, case.history)
@@ -138,7 +138,7 @@ def test_an_answer_goes_on_in_the_revision_that_began_it_while_that_can_serve() 
     assert set(plan.workers) <= {"p2", "d2"}
 
 
-# ---- whose fault ---------------------------------------------------------------------------------------------------
+# ---- at fault ------------------------------------------------------------------------------------------------------
 
 P, D = member("p1"), member("d1")
 
@@ -179,7 +179,7 @@ def test_alone_there_is_nobody_else_to_blame() -> None:
     assert lost(GONE, D).suspects == {D}
 
 
-# ---- who is next ---------------------------------------------------------------------------------------------------
+# ---- next worker ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", [Disaggregation.AUTO, Disaggregation.ALWAYS])

@@ -1,4 +1,4 @@
-"""What a leg takes of a worker's blocks, until the worker's own reports say so."""
+"""The share of a worker's blocks that a leg takes, until the worker's own reports count it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What routers tell of the cluster as a whole."""
+"""Routers' metrics of the cluster as a whole."""
 
 from __future__ import annotations
 

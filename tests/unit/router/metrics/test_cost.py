@@ -1,4 +1,4 @@
-"""What tokens cost, by who computed them."""
+"""The cost of tokens, by the phase and the workers that computed them."""
 
 from __future__ import annotations
 

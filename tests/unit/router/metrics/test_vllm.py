@@ -1,4 +1,4 @@
-"""The names of vLLM say what the own ones say."""
+"""Metrics under vLLM's names have the values of the own ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What routers export of workers' reports: names and labels of the catalogue, and nothing that it lacks."""
+"""Routers' export of workers' reports: names and labels of the catalogue, and nothing that it lacks."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def homes(key: str, candidates: list[Candidate]) -> set[WorkerId]:
 def test_one_key_one_pair_and_keys_spread() -> None:
     for key in ("a", "b", "c"):
         home = plan(key).workers
-        # Whoever was used last, and whoever has a little less to do.
+        # Independent of the worker used last, and of slightly lower load elsewhere.
         busy = {worker: {"queued_tokens": AFFINITY_TOKENS - 1, "in_flight": AFFINITY_REQUESTS - 1} for worker in home}
         assert plan(key, **busy).workers == home
     counts = Counter(plan(str(number)).workers for number in range(400))

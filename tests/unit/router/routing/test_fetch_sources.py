@@ -1,4 +1,4 @@
-"""From whom a worker fetches what it would otherwise compute."""
+"""Sources from which a worker fetches blocks that it would otherwise compute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which prefixes of a worker that leaves are saved, and by whom."""
+"""Prefixes of a leaving worker that are saved, and the workers that fetch them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a router sent counts from the first moment, once, and until the worker says what became of it."""
+"""Sent requests count from the first moment, once, and until the worker reports their outcome."""
 
 from __future__ import annotations
 

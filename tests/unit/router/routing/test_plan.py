@@ -1,4 +1,4 @@
-"""Who can serve a request, by whatever policy: what every one of them must keep to."""
+"""Workers that can serve a request, under any policy: the rules that every policy must keep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a choice does to promises, as probabilities and the time that was promised."""
+"""The effect of a choice on promises, as probabilities and the promised time."""
 
 from __future__ import annotations
 

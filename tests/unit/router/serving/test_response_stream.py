@@ -1,4 +1,4 @@
-"""What an answer costs its tenant, and how much time it has, by how it ended."""
+"""The charge of an answer to its tenant, and its time limit, by how it ended."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Books:
 
 
 class Desk:
-    """Answers of a stage whose workers may be away."""
+    """Answers of a stage with workers that may be away."""
 
     def __init__(self, stage: Stage, *, has_room: bool = True) -> None:
         self.stage, self.books = stage, Books()

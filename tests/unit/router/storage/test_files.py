@@ -1,4 +1,4 @@
-"""What is swept from the directory of files, and that one bad entry keeps nothing else."""
+"""Sweeping of the directory of files: one bad entry keeps nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is let in, by the keys that are known, and who is not, whatever becomes of the keys."""
+"""Clients that are let in, by the known keys, and those that are not, through every change of the keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tandem.router.tenancy.authenticator import Gate, TenantSalts
 
 
 class Watch:
-    """Seconds since 1970 that move when told."""
+    """Seconds since 1970 that move on request."""
 
     now_s = 1000.0
 

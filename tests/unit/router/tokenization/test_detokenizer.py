@@ -18,7 +18,7 @@ MODEL = Path(__file__).parents[4] / "models" / "tandem-tiny"
 
 
 def as_bytes(tokens: Sequence[int]) -> str:
-    """A decoder whose tokens are bytes: every character of more than one byte is split."""
+    """Decode tokens that are bytes: every character of more than one byte is split."""
     return bytes(tokens).decode("utf-8", "replace")
 
 

@@ -1,4 +1,4 @@
-"""Where traces go: the configuration, the environment, and what neither may say."""
+"""Destination of traces: the configuration, the environment, and values that neither may have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the router believes of the links between two workers, and that its predictions of hits follow it."""
+"""The router's estimates of the links between two workers, and that its predictions of hits follow them."""
 
 from __future__ import annotations
 

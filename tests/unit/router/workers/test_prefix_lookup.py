@@ -1,4 +1,4 @@
-"""What the router knows of a prompt's blocks, by the root that each worker files them under."""
+"""The router's knowledge of a prompt's blocks, by the root that each worker files them under."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_what_came_changed_is_looked_up_under_its_own_root() -> None:
     view = PrefixFinder(index, SALT).find(PROMPT, workers)
     assert view.held_tokens == {"d0": 32, "d1": 48}
     assert view.lossy_tokens == {"d0": {"float32>bfloat16": 80}, "d1": {"int8": 64}}
-    assert index.lookups == 4  # one a root, whoever needs it
+    assert index.lookups == 4  # one a root, for all workers
 
 
 def test_without_an_index_and_with_a_short_prompt() -> None:
@@ -83,7 +83,7 @@ def test_a_burst_finds_what_the_first_of_it_was_sent_for() -> None:
     finder.expect("first", p0, finder.find(PROMPT, [p0, p1, d0]))
     longer = [*PROMPT, *range(40)]
     view = finder.find(longer, [p0, p1, d0])
-    assert view.held_tokens == {"p1": 16}  # nobody may be asked to supply what is only expected
+    assert view.held_tokens == {"p1": 16}  # expected blocks are never asked for
     assert view.reusable_tokens == {"p0": 96, "p1": 16}
     assert view.expected_tokens == {"p0": 96}
     assert finder.find(PROMPT, [p0]).reusable_tokens == {"p0": 80}  # the last token is computed again
@@ -94,7 +94,7 @@ def test_a_burst_finds_what_the_first_of_it_was_sent_for() -> None:
 
 
 def test_who_else_begins_with_what_is_held_is_counted() -> None:
-    """By what is held of the prompt; only what is sent counts, and not what nobody holds anything of."""
+    """By the held part of the prompt; only sent prompts count, and not those without any held block."""
     clock = ManualClock()
     finder = PrefixFinder(Held(("p0", 16, 4, "")), SALT, popularity=Popularity(clock))
     p0 = facts("p0", RoleName.PREFILL)

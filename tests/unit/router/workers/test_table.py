@@ -1,4 +1,4 @@
-"""What a candidate says of a worker's load: its last report, what was sent since, and no report that is too old."""
+"""A candidate's load: its worker's last report, requests sent since, and no report that is too old."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is judged alive: lapses by the watcher's own clock, never by a missing key or an outage alone."""
+"""Liveness of workers: lapses by the watcher's own clock, never by a missing key or an outage alone."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_nobody_comes_back_from_an_old_dump(book: LeaseBook) -> None:
     book.outage()
     assert not book.apply({W: row(40, incarnation=3)}, 60.0)
     assert not book.apply({W: row(40, incarnation=3)}, 60.4)
-    assert not book.apply({W: row(0)}, 60.5)  # registered again, as it found somebody else in its place
+    assert not book.apply({W: row(0)}, 60.5)  # registered again, as it found another incarnation in its place
     assert not book.apply({W: row(1)}, 61.0)
     assert book.records == {W: RECORD}
     assert book.apply({W: row(1)}, 64.0)
@@ -107,7 +107,7 @@ def test_whoever_was_replaced_does_not_come_back_when_the_successor_is_silent(
     book.apply({W: row(7)}, 0.5)
     assert book.apply({W: row(0, incarnation=12)}, 2.0)
     assert book.apply({W: row(0, incarnation=13)}, 4.0)
-    for at_s in (5.5, 6.0):  # nothing was heard of the third one for more than a second
+    for at_s in (5.5, 6.0):  # nothing was received of the third one for more than a second
         assert not book.apply({W: row(7)}, at_s)
         assert not book.apply({W: row(0, incarnation=12)}, at_s + 0.1)
     assert book.records[W].incarnation == 13
@@ -116,7 +116,7 @@ def test_whoever_was_replaced_does_not_come_back_when_the_successor_is_silent(
 
 
 def test_two_old_dumps_are_no_sign_of_life(book: LeaseBook) -> None:
-    """The second one is younger: its beats are more. In between, the living one, or nobody, stood there."""
+    """The second one is younger: its beats are more. In between, the row was the living one's, or missing."""
     between = (row(2), None, LeaseRow(0, 1, b"5"))
     for number, living in enumerate(between, 1):
         at_s = float(number)

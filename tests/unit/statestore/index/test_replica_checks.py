@@ -1,4 +1,4 @@
-"""What a replica makes of heartbeats and of what it missed: when it reads again, and how soon."""
+"""A replica's handling of heartbeats and of missed events: when it reads again, and how soon."""
 
 from __future__ import annotations
 

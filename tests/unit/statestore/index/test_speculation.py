@@ -1,4 +1,4 @@
-"""What is expected of workers, against a model that keeps every prompt and looks at all of its blocks."""
+"""Expected blocks of workers, against a model that keeps every prompt and looks at all of its blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Entries of bodies are counted before anybody walks them."""
+"""Entries of bodies are counted before any code walks them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conditional disaggregation: who waits for what, a prefill worker that writes answers, wires that are busy."""
+"""Conditional disaggregation: waiting requests and their causes, a prefill worker that writes answers, busy wires."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def decoding(name: str = "d0", **more: Any) -> Candidate:
     return d(name, **{"prefill_speed": at(1000.0), "profile": KV, "decode_step_s": 0.01} | more)
 
 
-# ---- who waits in the router, and for what ---------------------------------------------------------------------------
+# ---- waiting in the router, and its causes ---------------------------------------------------------------------------
 
 
 def test_a_full_decode_worker_is_not_sent_prompts_past_idle_prefill_workers() -> None:
-    """Four hundred wait since it has no room for answers. Computing prompts there helps nobody: answers take longer
+    """Four hundred wait since it has no room for answers. Computing prompts there does not help: answers take longer
     then, and room comes later still."""
     prefills = [computing(f"p{number}") for number in range(3)]
     full = decoding(running=60, in_flight=60, free_blocks=8, total_blocks=768)

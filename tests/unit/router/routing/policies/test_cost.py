@@ -192,7 +192,7 @@ def test_the_faster_link_and_the_prefix_at_the_decode_worker_save_bytes() -> Non
 
 
 def test_a_prefix_that_is_cheap_to_fetch_counts_where_the_prompt_goes() -> None:
-    """p1 holds nothing, but d0's blocks come over its fast link; the plan's sources say the same."""
+    """p1 holds nothing, but d0's blocks come over its fast link; the plan's sources agree."""
     profile = of_kv("float32")
     holder = d("d0", profile=profile, held_tokens=9600, link_speed={"p1": 1e9}.get)
     first, second = (
@@ -310,7 +310,7 @@ def test_the_batch_slows_an_answer_for_as_long_as_it_may_be() -> None:
 
 
 def test_bytes_on_the_wire() -> None:
-    """Of a short prompt the whole, of one that D holds none, and over a link that nobody measured as over a gigabit."""
+    """Of a short prompt the whole, of one that D holds none, and over an unmeasured link as over a gigabit."""
     sender, receiver = p(prefill_speed=at(1000.0), profile=of_kv("float32")), d(profile=of_kv("float32"))
     wire_s = TOKEN_BYTES / ASSUMED_BYTES_PER_S
     assert cost(sender, receiver, prompt_tokens=100).move_s == pytest.approx(HANDOFF_S + 100 * wire_s, rel=1e-9)
@@ -323,7 +323,7 @@ def test_bytes_on_the_wire() -> None:
 
 @pytest.mark.parametrize(("free", "short"), [(64, 0), (65, 0), (63, 1), (0, 64)])
 def test_room_for_the_prompt_and_a_block_a_choice(free: int, short: int) -> None:
-    """1,000 tokens are 63 blocks of 16, which is what is assumed where nobody says."""
+    """1,000 tokens are 63 blocks of 16, which is the assumed size where none is reported."""
     found = cost(p(), d(total_blocks=200, free_blocks=free, decode_step_s=0.01))
     assert found.room_s == pytest.approx(short / 200 * ANSWER_TOKENS * 0.01)
     assert cost(p(), d(total_blocks=200, free_blocks=free), choices=2).room_s == pytest.approx(
@@ -431,7 +431,7 @@ HOLDERS = st.lists(st.tuples(st.integers(0, 300), st.sampled_from([None, 1e4, 1e
 def test_a_quick_look_never_shows_more_than_the_cost(
     job: Job, one: Candidate, holders: list[tuple[int, float | None]], reusable: int, followers: float
 ) -> None:
-    """With it the dearest of many workers are left out unseen. Where nobody holds anything, it is the cost."""
+    """With it the dearest of many workers are left out unseen. Where no worker holds anything, it is the cost."""
     kv = of_kv("float32")
     one = dataclasses.replace(one, reusable_tokens=16 * reusable, profile=kv)
     others = [
@@ -470,7 +470,7 @@ def test_costs_that_differ_by_a_hair_take_turns() -> None:
 
 
 def test_a_hot_prefix_spreads_over_eight_workers() -> None:
-    """A burst of prompts that share 2,000 tokens and have 100 of their own: whoever holds the prefix is taken until its
+    """A burst of prompts that share 2,000 tokens and have 100 of their own: a holder of the prefix is taken until its
     queue costs more than computing the prefix elsewhere; in the end all hold it and do the same."""
     shared, own, rate = 2000, 100, 5000.0
     queued, holds = Counter[str](), {"p0"}

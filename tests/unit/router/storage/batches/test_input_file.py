@@ -1,4 +1,4 @@
-"""What is wrong with an input, and in which line; and requests found again by number."""
+"""Errors of an input, with their line; and requests found again by number."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def line(custom_id: Any = "a", **changes: Any) -> str:
 
 
 def deep(levels: int) -> str:
-    """A line whose body is nested deeper than it can be written again."""
+    """A line with a body that is nested deeper than it can be written again."""
     return line(body={"model": "m", "metadata": None}).replace("null", "[" * levels + "]" * levels)
 
 

@@ -184,7 +184,7 @@ class Owners(RuleBasedStateMachine):
 
     @rule(owner=st.integers(0, 20), torn=st.binary(max_size=30))
     def die(self, owner: int, torn: bytes) -> None:
-        """What it was about to write is half there, without its end."""
+        """End in the middle of a write: half of it is there, without its end."""
         if not self._owners:
             return
         journal = self._owners.pop(owner % len(self._owners))

@@ -137,7 +137,7 @@ class World:
         return FilesFolder(self.root / "files")
 
     def killed(self) -> World:
-        """What is left of it in this moment."""
+        """Return its remains after a kill at this moment."""
         left = World(Path(tempfile.mkdtemp(dir=self.root.parent)))
         with contextlib.suppress(shutil.Error):  # a thread renamed or removed what was about to be copied
             shutil.copytree(self.root, left.root, dirs_exist_ok=True)
@@ -146,7 +146,7 @@ class World:
         return left
 
     def owner(self, slots: Slots | None = None) -> BatchRun:
-        """The next one; whoever was it before is none any more, and may not know."""
+        """The next one; the owner before is none any more, and may not know."""
         self._owners += 1
         incarnation = Incarnation(self._owners * 1009 % 97)
         self.store.owner = incarnation
@@ -385,7 +385,7 @@ def test_who_waits_keeps_no_place_and_leaves_when_it_is_told() -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 60), max_size=5))
 def test_told_to_leave_at_any_moment(moments: list[int]) -> None:
-    """What was sent is answered, once, and the next run goes on."""
+    """Requests sent are answered, once, and the next run goes on."""
 
     async def scenario(here: World) -> None:
         for moment in moments:

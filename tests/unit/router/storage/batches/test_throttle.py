@@ -1,4 +1,4 @@
-"""How many requests of batches run: none while somebody waits, ever more in a gap, and who counts as waiting."""
+"""Number of running batch requests: none while a client waits, ever more in a gap; and which clients count."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_who_waits_stops_new_ones_at_once_and_running_ones_in_time() -> None:
 
 @given(st.integers(1, 20), st.lists(st.tuples(st.floats(0, 3), st.integers(0, 3)), max_size=60))
 def test_bounds(limit: int, looks: list[tuple[float, int]]) -> None:
-    """Never more than the limit; while somebody waits never more than run; never stuck at none in a gap."""
+    """Never more than the limit; while a client waits never more than run; never stuck at none in a gap."""
     pace, running, now_s = Pace(limit), 0, 0.0
     for pause_s, waits in looks:
         now_s += pause_s

@@ -59,7 +59,7 @@ def test_outages_do_not_add_up() -> None:
 def test_a_run_ends_after_its_turn_for_who_has_fewer_places() -> None:
     turns, both = Turns(4), opened(a=5, b=1)
     turns.begin(opened(a=5), 0.0)
-    assert turns.leave(TURN_S) == []  # for one's own nobody leaves
+    assert turns.leave(TURN_S) == []  # no run leaves for one of the same tenant
     assert turns.begin(both, TURN_S - 1) == []
     assert turns.leave(TURN_S - 1) == []
     assert turns.leave(TURN_S) == ["a0"]
@@ -84,7 +84,7 @@ def test_one_that_leaves_is_not_begun_again_before_it_ended() -> None:
 
 @pytest.mark.parametrize("tenants", [2, 5, 20])
 def test_everybody_has_as_much_time(tenants: int) -> None:
-    """Whoever leaves many batches here gets no more than who leaves few."""
+    """A tenant that leaves many batches here gets no more than one that leaves few."""
     rng = random.Random(tenants)
     batches = opened(**{f"t{n}x": rng.randint(4, 40) for n in range(tenants)})
     turns, spent = Turns(4), Counter[str]()
