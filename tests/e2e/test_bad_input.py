@@ -1,4 +1,4 @@
-"""Whatever is wrong with a request, a real cluster answers with an error that names it, and serves the next one."""
+"""A real cluster answers every invalid request with an error that names its cause, and serves the next one."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from tools.waiting import wait_for
 
 MODEL = "tandem-tiny"
 ENDLESS = {"temperature": 0, "ignore_eos": True, "max_tokens": 3000, "n": 4}
-"""Takes many seconds, whatever computes it."""
+"""Takes many seconds on any machine."""
 CLOSE = 2e-4
 GREEDY = {"temperature": 0, "ignore_eos": True}
 
@@ -47,7 +47,7 @@ def piece(cluster: Cluster) -> str:
 
 
 def same(cluster: Cluster, **fields: Any) -> Whole:
-    """The answer, which both doors gave."""
+    """Return the answer, which both APIs gave."""
     answer, whole = over_http(cluster, **fields), over_grpc(cluster, **fields)
     assert whole.texts == [choice["text"] for choice in answer["choices"]]
     assert whole.tokens == [choice["token_ids"] for choice in answer["choices"]]

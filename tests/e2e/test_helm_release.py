@@ -42,7 +42,7 @@ def values(**worker: Any) -> str:
 
 @dataclass
 class Load:
-    """Clients that ask all the while, each anew when it was answered. `failures`: whatever is not the right answer."""
+    """Clients that ask all the while, each anew when it was answered. `failures`: all answers but the right ones."""
 
     url: str
     key: str

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct out of its GGUF file answers a question, over every door and in every layout of workers."""
+"""SmolLM2-135M-Instruct out of its GGUF file answers a question, over every API and in every layout of workers."""
 
 from __future__ import annotations
 

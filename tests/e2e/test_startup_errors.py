@@ -43,7 +43,7 @@ def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def state() -> Iterator[Path]:
-    """A state directory of this test alone. Whatever was started with it stands in its command line."""
+    """A state directory of this test alone. Every process started with it has it in its command line."""
     with tempfile.TemporaryDirectory(prefix="td-start-") as name:
         yield Path(name)
         wait_for(lambda: not left_behind(Path(name)), what="no process is left")

@@ -121,7 +121,7 @@ class Terminal(io.StringIO):
 
 @dataclass
 class Scene:
-    """A house, and what clusterctl asked of its admin port that is more than looking."""
+    """A test router, and clusterctl's requests to its admin port other than reads."""
 
     house: House
     http: httpx.Client
@@ -143,7 +143,7 @@ class Scene:
         return {**found, "downs": self.house.downs}
 
     def prepare(self, case: Case) -> None:
-        """The house as the case wants it."""
+        """Bring the test router into the case's state."""
         keys = self.house.keys
         keys.kept, keys.gone = {KEY.id: KEY} if case.has_key else {}, []
         self.house.router.gate._had_keys = False

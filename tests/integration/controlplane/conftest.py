@@ -38,7 +38,7 @@ def until() -> Callable[[Callable[[], object]], Any]:
 
 @pytest.fixture
 def no_process_left() -> Iterator[None]:
-    """Whatever a test started below this process is gone at its end."""
+    """All processes that a test started below this one are gone at its end."""
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     yield
     _, alive = psutil.wait_procs(

@@ -1,4 +1,4 @@
-"""A controller over an emulated cluster: what is wished of the record, and what others do to the pods, comes true."""
+"""A controller over an emulated cluster: changes of the record take effect, and so do others' changes of the pods."""
 
 from __future__ import annotations
 

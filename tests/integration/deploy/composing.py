@@ -88,7 +88,7 @@ class Placed(Mounted):
 
 
 def placed(folder: Path, each: Service, secrets: Mapping[str, str], python: str = sys.executable) -> Placed:
-    """With its configuration and these secrets; whatever it may write to is there and empty."""
+    """With its configuration and these secrets; the paths that it may write to are there and empty."""
     for path in ("run/tandem", "var/cache/tandem", "models"):
         (folder / path).mkdir(parents=True)
     for target, source in each.files().items():

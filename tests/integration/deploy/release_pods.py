@@ -144,7 +144,7 @@ def _workers(cluster: Cluster, router: str) -> list[dict[str, Any]]:
 
 
 def reattempts(cluster: Cluster, router: str) -> float:
-    """Requests that were begun once more, for whatever reason."""
+    """Requests that were begun once more, for any reason."""
     with urllib.request.urlopen(f"{cluster.ready(router)['admin']}/metrics", timeout=10) as response:
         lines = response.read().decode().splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{REATTEMPTS}{{"))

@@ -67,7 +67,7 @@ def test_the_schema_is_not_hidden_from_helm() -> None:
 
 
 def test_every_value_is_described() -> None:
-    """Whatever stands in values.yaml the schema knows; what it knows beyond that has no default."""
+    """The schema knows every value of values.yaml; values that it knows beyond that have no default."""
     schema = json.loads((CHART / "values.schema.json").read_text())
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     assert set(values) == set(schema["properties"]) - {"global"}

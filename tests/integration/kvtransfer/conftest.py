@@ -27,7 +27,7 @@ def ticket_json() -> Callable[[Ticket], dict[str, Any]]:
 
 @pytest.fixture(autouse=True)
 def two_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several sockets a tcp link, whatever the machine: frames may then come in another order than they were sent."""
+    """Several sockets a tcp link, on any machine: frames may then come in another order than they were sent."""
     monkeypatch.setattr(tcp, "sockets_for", lambda cores: 2)
 
 

@@ -42,7 +42,7 @@ class Raw:
             self.link.commit(frame, room)
 
     def send_bytes(self, head: bytes, payload: bytes = b"") -> None:
-        """One frame as the transport would carry it, with whatever bytes in it."""
+        """Send one frame as the transport would carry it, with any bytes in it."""
         link: Any = self.link
         if self._transport == "shm":
             link._socket.send(bytes(8) + head + payload)

@@ -102,7 +102,7 @@ def ids(numbers: Any) -> tuple[BlockId, ...]:
 
 
 def test_a_rendezvous_has_an_end(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever each step of it waits for: here for ever."""
+    """Even if a step of it waits, as here, for ever."""
 
     def connect(control: ControlSocket, rank: int, size: int) -> Any:
         control.set_timeout(None)

@@ -27,7 +27,7 @@ Said = tuple[int, dict[str, Any], str]
 
 @pytest.fixture(scope="module")
 def template() -> Iterator[Template]:
-    """One template for these tests, whatever the run starts with; the probe is found from every folder."""
+    """One template for these tests, independent of the run's own; the probe is found from every folder."""
     found = Template()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))

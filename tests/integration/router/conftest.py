@@ -23,14 +23,15 @@ OTHERS: Final = ApiKey(id="0" * 12, digest="0" * 64, tenant="other", scopes=(Sco
 
 @pytest.fixture
 def build(tmp_path: Path) -> Iterator[Build]:
-    """build(prefill=1, decode=1, mixed=0, mode=…, **settings): a running house, stopped at the end of the test."""
+    """build(prefill=1, decode=1, mixed=0, mode=…, **settings): a running test router, stopped at the end of the
+    test."""
     with builder(tmp_path) as make:
         yield make
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    """A house with one pair, for tests that leave it as they found it."""
+    """A test router with one pair, for tests that leave it as they found it."""
     with builder(tmp_path_factory.mktemp("router")) as make:
         house = make()
         house.wait_ready()
@@ -46,7 +47,7 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateRedis]:
 
 @pytest.fixture(scope="module")
 def keeping(tmp_path_factory: pytest.TempPathFactory, redis: PrivateRedis) -> Iterator[House]:
-    """A house with one pair with which clients can leave responses, files and batches."""
+    """A test router with one pair that stores clients' responses, files and batches."""
     store = StoreSection(dir=str(tmp_path_factory.mktemp("files")), max_file_bytes=1_000_000, max_batch_requests=200)
     with builder(tmp_path_factory.mktemp("router")) as make:
         house = make(redis_url=redis.url, store=store)

@@ -1,4 +1,4 @@
-"""A house in a process of its own, as a router is, that measures what bodies cost it: `costs_program REDIS_URL FOLDER`.
+"""A test router in a process of its own that measures the cost of bodies: `costs_program REDIS_URL FOLDER`.
 
 On standard input come requests, each a line `PATH BYTES` and a body of so many bytes. For each of them a line of JSON
 goes to standard output: the status, the longest turn in seconds and the growth in bytes.

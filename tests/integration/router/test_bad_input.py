@@ -1,4 +1,4 @@
-"""Whatever is wrong with a request gets a 4xx that names it; nothing is ignored, and the next request works."""
+"""Every invalid request gets a 4xx that names its cause; nothing is ignored, and the next request works."""
 
 from __future__ import annotations
 

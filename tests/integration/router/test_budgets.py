@@ -1,4 +1,4 @@
-"""Budgets of tenants over both front doors, with a real Redis between two routers, and without one."""
+"""Budgets of tenants over both APIs, with a real Redis between two routers, and without one."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def bodies(one: Operation, value: bytes) -> Iterator[bytes]:
 
 
 class Router:
-    """A house in a process of its own: what other tests left in the memory of this one is not what a body costs."""
+    """A test router in a process of its own: memory left by other tests in this one is not part of a body's cost."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdin is not None

@@ -1,4 +1,4 @@
-"""A choice that met a stop string is generated no further, whatever the others do."""
+"""A choice that met a stop string is generated no further, in any state of the others."""
 
 from __future__ import annotations
 

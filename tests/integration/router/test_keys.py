@@ -22,7 +22,7 @@ _TENANTS = (f"tenant-{number}" for number in itertools.count())
 
 @pytest.fixture(scope="module")
 def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    """A house that has keys."""
+    """A test router that has keys."""
     with builder(tmp_path_factory.mktemp("router")) as make:
         house = make()
         house.wait_ready()

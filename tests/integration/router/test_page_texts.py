@@ -1,5 +1,4 @@
-"""Whatever workers, models, events and answers are called, the page in a real Chromium shows it as text and stays in
-its frame."""
+"""Names of workers, models, events and answers are shown by the page in a real Chromium as text, inside its frame."""
 
 from __future__ import annotations
 

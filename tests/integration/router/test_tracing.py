@@ -1,4 +1,4 @@
-"""Traces as a receiver gets them: one tree a call, whatever becomes of it, and nothing that a client sent in it."""
+"""Traces as a receiver gets them: one tree a call, with any outcome, and nothing that a client sent in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks that talk to Redis end when they are cancelled, whatever they were doing just then."""
+"""Tasks that talk to Redis end when they are cancelled, in any state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever happens to workers, Redis and the stream: once it calms down, the replica equals what the workers hold."""
+"""After any faults of workers, Redis and the stream, the replica converges to the blocks that the workers hold."""
 
 from __future__ import annotations
 

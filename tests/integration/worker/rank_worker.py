@@ -29,7 +29,7 @@ from tools.waiting import PATIENCE_S, words_of
 
 
 class RankWorker:
-    """One rank's service, for a house's `workers`. Everything but `deliver` runs on the router's event loop."""
+    """One rank's service, for a test router's `workers`. Everything but `deliver` runs on the router's event loop."""
 
     def __init__(self, rank: Rank, role: str, secret: ClusterSecret) -> None:
         self.rank, self.role, self.secret = rank, role, secret

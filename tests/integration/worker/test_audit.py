@@ -28,7 +28,7 @@ LEAK = Holder(HoldKind.RESERVED, "chatcmpl-lost#1/4711")
 
 @dataclass
 class Setting:
-    """A house with a served pair in it, and the program run against its admin port."""
+    """A test router with a served pair in it, and the program run against its admin port."""
 
     house: House
     pair: ServedPair

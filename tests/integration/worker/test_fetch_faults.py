@@ -1,4 +1,4 @@
-"""Whatever goes wrong with a fetch, its request is answered, and both ends let go of every block."""
+"""Under any fault of a fetch, its request is answered, and both ends release every block."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def test_changed_bytes_get_a_root_of_their_own(folder: Path, case: str) -> None:
 
 @pytest.mark.parametrize("sizes", [(16, 16), (16, 24)])
 def test_a_codec_does_not_show_what_blocks_held_before(folder: Path, sizes: tuple[int, int]) -> None:
-    """The prompt's one token in its last block arrives the same whatever lay around it."""
+    """The prompt's one token in its last block arrives the same with any bytes around it."""
     answers = []
     for before in (0.0, 3e4):
         place = folder / str(before)

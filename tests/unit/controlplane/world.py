@@ -151,7 +151,7 @@ def settle(state: DesiredState, world: World, *, dies_every_time: bool) -> tuple
 
 
 def wish(state: DesiredState, rng: random.Random) -> DesiredState:
-    """Any wish; the same state again where it may not be."""
+    """Make a random change of the desired state; the same state again where it is not allowed."""
     name = rng.choice(state.members).worker_id
     made: list[Callable[[], DesiredState]] = [
         lambda: scaled(state, {P: rng.randint(0, 4), D: rng.randint(0, 4)}, {}, may_flip=rng.random() < 0.5),

@@ -336,7 +336,8 @@ class Bench:
             assert (key, choice) in self.ended
 
     def check_findable(self, key: str) -> None:
-        """Whatever can be found of the first choice, in any group, is what the reference would have stored."""
+        """Check that all findable blocks of the first choice, in any group, are those that the reference would have
+        stored."""
         request = self.requests[key]
         every = (*request.prompt, *self.outputs.get((key, 0), ()))
         for group, ledger in enumerate(self.engine.ledgers):

@@ -1,4 +1,4 @@
-"""The engine over arithmetic: whatever the schedule, the tokens are those of a computation without blocks."""
+"""The engine over arithmetic: under any schedule, the tokens are those of a computation without blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Greedy tokens of the bundled model in fp32 are transformers' own, whatever chunks, hits, batches and preemptions."""
+"""Greedy tokens of the bundled model in fp32 are transformers' own, under any chunks, hits, batches and preemptions."""
 
 from __future__ import annotations
 

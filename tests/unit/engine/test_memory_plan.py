@@ -53,7 +53,7 @@ def test_a_step_of_twice_the_tokens_needs_twice_the_room_for_them() -> None:
 
 
 def test_on_a_cpu_the_longest_context_is_gathered() -> None:
-    """In bfloat16 whatever the window, by the C code; else where a layer sees all of it."""
+    """In bfloat16 for any window, by the C code; else where a layer sees all of it."""
     plain = plan_of().activations
     more: dict[str, Any] = {"is_cpu": True, "window": 4096}
     keys_and_values, seen = 2 * 8 * 128 * 2, 512 * (1 + 2)

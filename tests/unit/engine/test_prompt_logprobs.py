@@ -1,4 +1,4 @@
-"""Log-probabilities of prompts: the oracle's, each once, whatever is cached, preempted, forced or in the same step."""
+"""Log-probabilities of prompts: the oracle's, each once, also if cached, preempted, forced or in the same step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is not exactly the context's KV gives another digest, so another token."""
+"""KV that is not exactly the context's gives another digest, so another token."""
 
 from __future__ import annotations
 

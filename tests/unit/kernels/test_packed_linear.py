@@ -113,7 +113,7 @@ def test_bfloat16_that_onednn_does_not_pack_is_multiplied_as_float32(threads, ra
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("shape", [(1, 1), (5, 8), (33, 17), (64, 1003), (577, 576)])
 def test_few_rows_of_a_plain_weight_are_the_reference(threads, randn, shape, has_bias) -> None:
-    """By C code, whatever is left of four columns, two rows and eight numbers, and wherever rows lie."""
+    """By C code, with any remainder of four columns, two rows and eight numbers, and wherever rows lie."""
     assert WIDENED.is_available()
     weight, bias = randn(*shape, dtype=torch.bfloat16), randn(shape[0], dtype=torch.bfloat16) if has_bias else None
     for rows in range(1, FEW_ROWS + 1):

@@ -1,4 +1,4 @@
-"""Routes of heads and the cutting of pushes: every cell reaches its place once, whatever the two TPs."""
+"""Routes of heads and the cutting of pushes: every cell reaches its place once, for any two TPs."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def test_far_above_needs_enough_bytes() -> None:
 
 
 def test_many_small_transfers_on_a_fast_link_are_not_far_below() -> None:
-    """Each costs a round trip or two, whatever the link's bandwidth."""
+    """Each costs a round trip or two, at any bandwidth of the link."""
     clock = ManualClock()
     meter = LinkMeter(clock)
     for number in range(2000):

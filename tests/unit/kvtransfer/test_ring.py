@@ -103,7 +103,7 @@ def test_a_sender_short_of_room_sees_what_was_freed_without_a_reply() -> None:
 
 @pytest.mark.parametrize("word", [SIZE + 1, 2**63, 2**64 - 1])
 def test_more_than_was_filled_cannot_be_freed(word: int) -> None:
-    """Whatever the receiver writes: a sender's account never runs ahead of its own head."""
+    """With any value that the receiver writes: a sender's account never runs ahead of its own head."""
     sender, receiver = _filled()
     receiver.note_freed(word)
     with sender.reserve(SIZE // 2) as room:

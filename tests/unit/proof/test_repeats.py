@@ -29,7 +29,7 @@ def run(program: Any, monkeypatch: pytest.MonkeyPatch, out: Path, *more: str) ->
 
 
 def test_frozen_sums_up_all_that_is_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever was asked for this time, one entry alone and of another seed."""
+    """Independent of this run's entries: one entry alone and of another seed."""
     one, another = (str(cell) for cell in CELLS[:2])
     kept = {f"{one}, seed 1": STOPPED, f"{another}, seed 1": {"out_s": 2.6, "back_s": 0.1}}
     out = tmp_path / "frozen.json"

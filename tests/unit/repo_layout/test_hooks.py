@@ -19,7 +19,7 @@ def all_hooks() -> dict[str, dict[str, Any]]:
 
 
 def what_runs(command: str) -> tuple[str, ...]:
-    """A command without flags, whichever interpreter starts it and whatever it prints."""
+    """Return a command without flags, interpreter and output."""
     command = command.partition("||")[0].replace("$(PY)", "").replace("$(VENV)/bin/", "").replace(".venv/bin/", "")
     words = shlex.split(command)
     return tuple(word for word in words if word[0] != "-" and word not in (".", "env", "python"))

@@ -134,7 +134,7 @@ class Stage:
         self.dispatcher.on_failed(self.link(worker), request, attempt, error)
 
     def wake(self) -> None:
-        """Whatever waits is looked at, later."""
+        """Look at all waiting requests, later."""
         self.clock.advance(1.0)
         for request in list(self.dispatcher._waiting):
             self.dispatcher._try(self.dispatcher._flights[request])

@@ -120,7 +120,7 @@ class Expected:
 
 
 class Pair:
-    """Both ends. Whatever a method breaks, it or the next `check` raises AssertionError."""
+    """Both ends. If a method breaks anything, it or the next `check` raises AssertionError."""
 
     def __init__(self) -> None:
         self._clock = ManualClock(10.0)

@@ -50,7 +50,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How small everything is; `decode_blocks` in blocks of 4 tokens, whatever size they have."""
+    """How small everything is; `decode_blocks` in blocks of 4 tokens, for blocks of any size."""
 
     prefill_blocks: int = 14
     decode_blocks: int = 10
@@ -269,7 +269,7 @@ class World:
         return not has_work and all(worker.is_at_rest for worker in self.workers.values())
 
     def describe(self) -> str:
-        """Describe all that is not at rest."""
+        """Describe all unfinished work."""
         parts = [f"{flight.id}#{flight.attempt} runs on {list(flight.legs)}" for flight in self.router.running]
         parts += [f"line {line.name} has {len(line.items)}" for line in self.lines()]
         for name, worker in self.workers.items():

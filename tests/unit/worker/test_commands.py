@@ -21,7 +21,7 @@ U32 = st.integers(0, 2**32 - 1)
 U63 = st.integers(1, 2**63 - 1)
 BLOCKS = st.lists(I31.map(BlockId), max_size=40)
 THEIR_BLOCKS = st.lists(U32.map(BlockId), max_size=40)
-"""Whatever a ticket can name."""
+"""Any value that a ticket can name."""
 TRANSFERS = U63.map(TransferId)
 NAMES = st.text(max_size=20)
 SECONDS = st.floats(0, 1e9)

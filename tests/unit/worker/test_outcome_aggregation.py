@@ -1,4 +1,4 @@
-"""One event for the role out of one a rank, whatever their order."""
+"""One event for the role out of one a rank, in any order."""
 
 from __future__ import annotations
 

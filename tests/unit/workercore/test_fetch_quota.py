@@ -19,7 +19,7 @@ def test_a_quarter_or_one_request() -> None:
 
 @given(st.lists(st.tuples(blocks, st.integers(1, 60), st.integers(1, 200)), min_size=1, max_size=3))
 def test_granted_in_turn_a_peer_keeps_to_its_share(groups: list[tuple[int, int, int]]) -> None:
-    """Whatever is granted one after another: a quarter of every pool, or a single request."""
+    """All fetches granted one after another: a quarter of every pool, or a single request."""
     _, needs, pools = (list(column) for column in zip(*groups, strict=True))
     held, granted = [0] * len(needs), 0
     while not is_over(held, needs, pools) and granted < 100:

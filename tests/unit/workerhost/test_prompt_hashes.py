@@ -1,4 +1,4 @@
-"""A prompt is hashed once, when it comes; whatever it waits for on its way finds the hashes with it."""
+"""A prompt is hashed once, when it comes; every later step finds the hashes with it."""
 
 from __future__ import annotations
 

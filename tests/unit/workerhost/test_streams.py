@@ -1,4 +1,4 @@
-"""A stream that this end closes is over, whatever arrives at that moment."""
+"""A stream that this end closes is over, also if a message arrives at that moment."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class Container:
         return self._machine.folder / "claims" / claim if claim else self.folder / "volumes" / name
 
     def _fill(self, volume: Object) -> None:
-        """A claim stays when the pod goes; whatever else there is is made anew."""
+        """A claim stays when the pod goes; all other volumes are made anew."""
         place = self._volume(volume["name"])
         place.mkdir(parents=True, exist_ok=True)
         for source in volume.get("projected", {}).get("sources", [volume]):

@@ -1,4 +1,4 @@
-"""The laboratory's proof: the load that it plays to both sides, and its comparison."""
+"""The simulator's proof: the load that it plays to both sides, and its comparison."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A virtual worker does what the engine does: the same requests, the same moments, whatever the stretches."""
+"""A virtual worker does what the engine does: the same requests, the same moments, in stretches of any length."""
 
 from __future__ import annotations
 

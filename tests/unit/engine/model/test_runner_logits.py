@@ -1,4 +1,4 @@
-"""The runner against transformers: the same logits and the same KV bytes, whatever the batch and the chunking."""
+"""The runner against transformers: the same logits and the same KV bytes, for any batch and chunking."""
 
 from __future__ import annotations
 

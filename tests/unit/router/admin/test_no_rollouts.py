@@ -1,4 +1,4 @@
-"""Where workers are started from outside, the record cannot replace them: such wishes are refused, others are not."""
+"""Where workers are started from outside, the record cannot replace them: such changes are refused, others are not."""
 
 from __future__ import annotations
 

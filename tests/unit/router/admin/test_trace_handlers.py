@@ -1,4 +1,4 @@
-"""Moments of a request made into spans: in order, without gaps, whatever was not reached or came late."""
+"""Moments of a request made into spans: in order, without gaps, also if some were not reached or came late."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_zero_never_opens_and_others_are_forgotten(clock: ManualClock) -> None:
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(["fail", "ok", "send", "end", "wait"]), max_size=60), st.integers(1, 4))
 def test_it_never_stays_open(steps: list[str], limit: int) -> None:
-    """Whatever happens, a while after the last failure the worker gets a request again."""
+    """In every case, a while after the last failure the worker gets a request again."""
     clock = ManualClock()
     breakers = Breakers(limit, 5.0, clock)
     for step in steps:

@@ -1,4 +1,4 @@
-"""With any failure and any order of arrival, the client gets each token once, in order, and the undisturbed ones.
+"""With any failure and any order of arrival, the client gets each token once, in order, as without failures.
 
 Workers here send tokens of an oracle, and nonsense about attempts that are over. A change of the order of raising
 the attempt and cutting the forced tokens, or a dropped fence, makes this fail.
@@ -102,7 +102,7 @@ class World:
             if submit.leg == w.LEG_PREFILL and chunks:
                 self.prefilled.add(key)
                 leg.next.clear()
-            if leg.is_over:  # a worker without the news, or one that lies
+            if leg.is_over:  # a worker that did not learn of the end yet, or lies
                 for chunk in chunks:
                     chunk.tokens = [4095]
             chunks += self.rng.sample(chunks, self.rng.randint(0, len(chunks)))

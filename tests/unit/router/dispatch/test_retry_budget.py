@@ -1,4 +1,4 @@
-"""The budget of re-attempts: bounded in bursts and over time, whatever comes."""
+"""The retry budget: bounded in bursts and over time, under any load."""
 
 from __future__ import annotations
 

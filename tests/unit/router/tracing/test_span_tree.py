@@ -1,4 +1,4 @@
-"""The tree of a call's spans: no moment of it is missing or counted twice, whatever happened."""
+"""The tree of a call's spans: no moment of it is missing or counted twice, for any course of the call."""
 
 from __future__ import annotations
 

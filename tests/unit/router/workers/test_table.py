@@ -107,7 +107,7 @@ def test_impossible_rules_are_first_come_first_served() -> None:
 
 
 def test_what_is_known_of_workers_is_made_anew_when_it_changes() -> None:
-    """Candidates are kept between plans: after whatever happened, they are as if they were not."""
+    """Candidates are kept between plans: after any event, they are as if they were not."""
     dice, stage = Random(7), Stage("p0", "p1", "d0", "d1")
     links, names = stage.table.links, [f"r{number}" for number in range(6)]
     rows = QueuedWork(1.0, 40), None

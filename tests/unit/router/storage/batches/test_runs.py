@@ -146,7 +146,7 @@ class World:
         return left
 
     def owner(self, slots: Slots | None = None) -> BatchRun:
-        """The next one; the owner before is none any more, and may not know."""
+        """Return the next owner; the one before has lost ownership, and may not know."""
         self._owners += 1
         incarnation = Incarnation(self._owners * 1009 % 97)
         self.store.owner = incarnation
