@@ -165,7 +165,7 @@ class FrozenScene:
             assert got.usages[0]["completion_tokens"] == ANSWER_TOKENS
 
     def _await_serving(self, worker: str, old: str) -> None:
-        """Until requests went over it, asked in waves that are more than the other one takes alone."""
+        """Wait until requests went over it, asked in waves that are more than the other one takes alone."""
 
         def has_served() -> bool:
             asked, is_seen = self._ask(), False
@@ -266,7 +266,7 @@ class FrozenScene:
     # ---- the store ---------------------------------------------------------------------------------------------------
 
     def _old_store(self) -> Dump:
-        """As it is now, to be put back later; its files are copied."""
+        """Dump the store as it is now, to be put back later; its files are copied."""
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir()
         _copy_files(self._server.directory, self._folder)
@@ -300,7 +300,7 @@ def _copy_files(source: Path, to: Path) -> None:
 
 
 def _signal(pids: Sequence[int], number: signal.Signals) -> float:
-    """When it was sent."""
+    """Send the signal to all; return the time of sending."""
     now_s = time.monotonic()
     for pid in pids:
         os.kill(pid, number)

@@ -178,7 +178,8 @@ class IndexScene:
         return f"{worker} haunted {'a new' if is_router_new else 'the'} router"
 
     def _claims(self, worker: str, prompts: Sequence[list[int]]) -> list[int]:
-        """How many tokens of each prompt the router takes for held by this worker; [] = the router does not answer."""
+        """Return the tokens of each prompt that the router assumes this worker holds; [] = the router does not
+        answer."""
         key = Path(self._cluster.context["admin_key_file"]).read_text().strip()
         headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
         claims = []

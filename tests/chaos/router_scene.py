@@ -95,7 +95,7 @@ class RouterScene:
         return Left(asked=len(asked), failed=len(failed), probes=probes, hits=hits)
 
     def await_equal(self, routers: Sequence[Cluster] = ()) -> None:
-        """Until what each of these routers (by default all) knows equals what the workers hold."""
+        """Wait until the index of each of these routers (by default all) equals the workers' blocks."""
         for router in routers or self.routers:
             wait_for(lambda router=router: _is_equal(router), 60, "the index equals what the workers hold")  # type: ignore[misc]
 

@@ -65,11 +65,11 @@ class Scene:
         return {row["worker"]: row["incarnation"] for row in self.cluster.status()["workers"]}
 
     def beats(self) -> int:
-        """How often the router has beaten; -1 = it has no lease."""
+        """Return the number of the router's beats; -1 = it has no lease."""
         return int(self._redis.hget(self._keys.lease(Member.ROUTER, "router-0"), "beat") or -1)
 
     def told(self, event: str) -> list[tuple[float, str]]:
-        """When processes logged this event, in seconds since the epoch, and their lines."""
+        """Return the times at which processes logged this event, in seconds since the epoch, and their lines."""
         found = []
         for log in self.cluster.folder.glob("*/logs/*.log"):
             for line in log.read_text(errors="replace").splitlines():

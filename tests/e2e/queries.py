@@ -38,7 +38,7 @@ def metrics_in(expression: str) -> dict[str, set[str]]:
 
 
 def labels_of(metric: str) -> set[str]:
-    """Those that it has. A label of a grouping must belong to one of the metrics beside it."""
+    """Return the metric's labels. A label of a grouping must belong to one of the metrics beside it."""
     return set(CATALOGUE[metric].labels)
 
 

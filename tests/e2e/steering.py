@@ -36,7 +36,7 @@ class Operator:
         return self.look(name).is_drained
 
     def flip(self, name: str, role: RoleName) -> WorkerLook:
-        """Until it is ready for work in that role and the router knows it."""
+        """Change the role; wait until the worker is ready for work in it and the router knows it."""
         before = self.look(name).flips
         changed(self.cluster, "flip", name, "--to", role.value)
         assert self.look(name).flips == before + 1

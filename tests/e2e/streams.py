@@ -43,7 +43,7 @@ class Client(threading.Thread):
             self.error = str(error)
 
     def check(self) -> None:
-        """It ended well, with every token once."""
+        """Check that it ended well, with every token once."""
         self.join(100)
         assert not self.is_alive(), "the answer hangs"
         assert self.error == ""
@@ -57,8 +57,8 @@ def prompt(number: int, tokens: int = 150) -> list[int]:
 
 @contextmanager
 def load(cluster: Cluster, streams: int = 4, prompt_tokens: int = 150, shortest: int = 20) -> Iterator[list[Client]]:
-    """So many answers at any time, one after the other, from here to the end; all of them are checked. Those of the
-    first stream have `shortest` tokens, of every other one 7 more than of the one before."""
+    """Keep `streams` answers running, each stream one after the other, until the block ends; all are checked. Those of
+    the first stream have `shortest` tokens, of every other one 7 more than of the one before."""
     is_over, lock = threading.Event(), threading.Lock()
     clients: list[Client] = []
 
@@ -86,6 +86,6 @@ def load(cluster: Cluster, streams: int = 4, prompt_tokens: int = 150, shortest:
 
 
 def wait_for_answers(clients: list[Client], more: int) -> None:
-    """Until so many more than now are complete."""
+    """Wait until so many more than now are complete."""
     done = sum(not client.is_alive() for client in clients) + more
     wait_for(lambda: sum(not client.is_alive() for client in clients) >= done, 60, "answers come")

@@ -37,7 +37,7 @@ class Served:
         return self.out.read_text()
 
     def api(self) -> str:
-        """Its address, once it is ready."""
+        """Return its address, once it is ready."""
         assert self.process.poll() is None, self.output
         found = re.search(r"  ready +API +(\S+)/v1$", self.output, re.MULTILINE)
         return found[1] if found else ""

@@ -42,7 +42,7 @@ def word(cluster: Cluster) -> int:
 
 @pytest.fixture(scope="module")
 def piece(cluster: Cluster) -> str:
-    """Of the greedy answer, from its middle."""
+    """Return a piece of the greedy answer, from its middle."""
     return str(over_http(cluster, **GREEDY)["choices"][0]["text"][5:8])
 
 

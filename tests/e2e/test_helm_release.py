@@ -125,7 +125,7 @@ def test_a_release_lives_through_everything_without_a_lost_request(cluster: Clus
 
 
 def has(cluster: Cluster, prefill: int, decode: int) -> bool:
-    """So many serve, and these are the workers' pods."""
+    """True if so many serve, and these are the workers' pods."""
     found = cluster.workers()
     pods = {*cluster.names(P), *cluster.names(D)}
     counts = len(found["prefill"]), len(found["decode"])

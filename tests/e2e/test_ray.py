@@ -21,7 +21,7 @@ ORACLE = expected_tokens(PROMPT, 30, 4096, eos_token_ids=(1,))
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """When it has been stopped, nothing that was ever below it may run."""
+    """Run a cluster; after its stop, no process that was ever below it may run."""
     flags = ("--launcher", "ray", "--ray-port", "0", "--ray-cpus", "4", "--engine", "sim", "--threads", "1")
     with running(*flags, "--disaggregation", "always", "--model", str(MODEL)) as cluster:
         yield cluster

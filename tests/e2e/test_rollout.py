@@ -97,7 +97,7 @@ def test_paused_and_undone_half_way_under_load(tmp_path: Path) -> None:
 
 
 def _pause_half_way(cluster: Cluster, model: Path) -> None:
-    """When the first old worker has left the record."""
+    """Pause the rollout when the first old worker has left the record."""
     members = {member["worker_id"] for member in desired(cluster)["members"]}
     code, _, error = clusterctl(cluster, "rollout", "start", "--model-path", str(model), "--yes", "--no-wait")
     assert code == 0, error
@@ -107,7 +107,7 @@ def _pause_half_way(cluster: Cluster, model: Path) -> None:
 
 
 def _is_paused(cluster: Cluster) -> bool:
-    """As `rollout pause` does it, without the time that a program takes to start; the controller may be faster."""
+    """Pause as `rollout pause` does, without the time that a program takes to start; the controller may be faster."""
     wish = {"verb": "rollout", "step": "pause"}
     with contextlib.suppress(urllib.error.HTTPError):
         paused = cluster.admin("/admin/v1/desired/propose", {"wish": wish})["after"]

@@ -61,7 +61,7 @@ class ConstantLoad:
             lane.join()
 
     def wait_more(self, answers: int) -> None:
-        """Until so many more requests were answered."""
+        """Wait until so many more requests were answered."""
         goal = self.answers + answers
         wait_for(lambda: self.answers >= goal or self.failures, _PATIENCE_S, f"{answers} more answers")
 

@@ -199,7 +199,7 @@ def _fork_template() -> None:
 
 
 def _fork() -> int:
-    """As `os.fork`, but the child is one of this process's parent."""
+    """Fork as `os.fork`, but the child is one of this process's parent."""
     ctypes.pythonapi.PyOS_BeforeFork()
     pid: int = _libc.syscall(_SYS_CLONE, _CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0)
     if pid == 0:
@@ -213,7 +213,7 @@ def _fork() -> int:
 
 
 def _tid() -> ctypes.c_int:
-    """Where the C library keeps the id of this thread."""
+    """Return the place where the C library keeps the id of this thread."""
     return ctypes.c_int.from_address(_libc.pthread_self() + _TID_OFFSET)
 
 
@@ -237,7 +237,7 @@ def _take_places(passed: list[int], numbers: list[int]) -> None:
 
 
 def _set_signals(ignored: list[int], blocked: list[int]) -> None:
-    """As after an exec and the interpreter's start: ignored ones stay so, others have their default."""
+    """Set signals as after an exec and the interpreter's start: ignored ones stay so, others have their default."""
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         is_ignored = number in ignored or number in (signal.SIGPIPE, signal.SIGXFSZ)
         with contextlib.suppress(OSError):  # the C library's own

@@ -61,7 +61,7 @@ class Terminal:
         return self._shown.decode(errors="replace").replace("\r\n", "\n")
 
     def wait_for(self, text: str, *, after: int = 0) -> int:
-        """Until `text` stands in `shown` behind the place `after`; the place behind it."""
+        """Wait until `text` stands in `shown` behind the place `after`; return the place behind it."""
 
         def found() -> bool:
             assert text in self.shown[after:] or self.process.poll() is None, f"ended without {text!r}: {self.shown}"
@@ -74,7 +74,7 @@ class Terminal:
         os.write(self._ours, keys.encode(errors="surrogateescape"))
 
     def end(self) -> int:
-        """Its exit code, once it has ended and all that it wrote is there."""
+        """Return its exit code, once it has ended and all its output is there."""
         code = self.process.wait(_PATIENCE_S)
         self._reader.join()
         return code

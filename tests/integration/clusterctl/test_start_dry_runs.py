@@ -22,7 +22,7 @@ MODEL = Path(__file__).parents[3] / "models" / "tandem-tiny"
 
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a cluster would keep its state; it does not exist."""
+    """Return the folder where a cluster would keep its state; it does not exist."""
     monkeypatch.setenv("TANDEM_STATE_DIR", str(tmp_path / "state"))
     return tmp_path / "state"
 

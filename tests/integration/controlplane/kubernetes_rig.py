@@ -67,7 +67,7 @@ class Record:
         return True
 
     async def wish(self, change: Callable[[DesiredState], DesiredState]) -> None:
-        """As an operator does: onto what stands there now."""
+        """Change the present record as an operator does."""
         while not await self.save(replace(change(self.state), version=self.state.version + 1), self.state.version):
             pass
 

@@ -54,7 +54,7 @@ class Scene:
         return found
 
     async def change(self, how: Changed) -> DesiredState:
-        """As an operator does; the record after it."""
+        """Change the record as an operator does; return the record after it."""
         before = await self.state()
         after = replace(how(before), version=before.version + 1)
         assert await self.store.save(after, before.version)

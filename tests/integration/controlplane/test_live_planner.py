@@ -119,7 +119,7 @@ class Scene:
         raise AssertionError(f"{kind} does not come: {await self.planning.word()}")
 
     async def start_again(self) -> None:
-        """As `up` does, with a configuration that asks for what stands there."""
+        """Start as `up` does, with a configuration that asks for the present record."""
         state = await self.state()
         await begin(self.desired, lambda version: dataclasses.replace(state, version=version))
 
@@ -137,7 +137,7 @@ class Scene:
         return found
 
     async def write(self, state: DesiredState) -> None:
-        """As an operator does."""
+        """Write as an operator does."""
         before = await self.state()
         assert await self.desired.save(dataclasses.replace(state, version=before.version + 1), before.version)
 

@@ -125,7 +125,7 @@ class Scene:
         return self.replicas == count and addresses == set(self.started.values()) and len(addresses) == count
 
     async def looked(self, times: int) -> None:
-        """Until so many more looks have begun."""
+        """Wait until so many more looks have begun."""
         until = self.looks + times
         await wait_for_async(lambda: self.looks >= until)
 
@@ -257,7 +257,7 @@ def test_a_pod_that_takes_long_to_end_stays_named(account: Path) -> None:
 def test_two_of_them_and_an_operator_that_writes_do_no_harm(account: Path) -> None:
     async def scene(seen: Scene) -> None:
         async def write() -> None:
-            """Its status, as an operator does all the time."""
+            """Write its status, as an operator does all the time."""
             while True:
                 with seen.cluster.changed:
                     found = copy.deepcopy(seen.cluster.rayclusters[NAME])

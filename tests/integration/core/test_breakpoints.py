@@ -30,7 +30,7 @@ for number in range(3):
 
 @pytest.fixture
 def variables() -> Iterator[dict[str, str]]:
-    """Those of a child of `up`, with sockets of its own, in a folder with a short name."""
+    """Yield the variables of a child of `up`, with sockets of its own, in a folder with a short name."""
     with tempfile.TemporaryDirectory(prefix="td-") as folder:
         yield Environment.read({**os.environ, "TMPDIR": folder}).for_child(threads=1)
 

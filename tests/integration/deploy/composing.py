@@ -25,7 +25,7 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600}
 
 
 def seconds(duration: str) -> float:
-    """Of a duration as Compose writes it."""
+    """Parse a duration as Compose writes it."""
     return float(sum(int(count) * _UNITS_S[unit] for count, unit in re.findall(r"(\d+)([smh])", duration)))
 
 

@@ -67,7 +67,7 @@ def lets_through(path: str, ignore: Path = IMAGES / "Dockerfile.dockerignore") -
 
 
 def _expression(pattern: str) -> str:
-    """Of a pattern of .dockerignore, for a path or for one of its folders."""
+    """Return the expression of a pattern of .dockerignore, for a path or for one of its folders."""
     parts = re.split(r"(\*\*/|\*)", pattern)
     known = {"**/": "(.*/)?", "*": "[^/]*"}
     return "".join(known.get(part, re.escape(part)) for part in parts) + "(/|$)"

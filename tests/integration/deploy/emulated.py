@@ -70,25 +70,25 @@ class Cluster:
             self.deployments[name] = {"version": self._next(), "replicas": replicas, "template": template}
 
     def scale_by_hand(self, name: str, replicas: int) -> None:
-        """As `kubectl scale` would."""
+        """Scale as `kubectl scale` would."""
         with self.changed:
             self.deployments[name].update(replicas=replicas, version=self._next())
 
     def delete_pod(self, name: str) -> None:
-        """As `kubectl delete pod` would: it is ended, and gone when its kubelet confirms it."""
+        """Delete as `kubectl delete pod` would: the pod is ended, and gone when its kubelet confirms it."""
         with self.changed:
             if "deletionTimestamp" not in self.pods[name]["metadata"]:
                 self.touch(name, lambda pod: pod["metadata"].update(deletionTimestamp="2026-01-01T00:00:00Z"))
 
     def put_raycluster(self, raycluster: Object) -> None:
-        """As its operator or a person writes it: as a whole, another version."""
+        """Write it as its operator or a person does: as a whole, with a new version."""
         with self.changed:
             found = copy.deepcopy(raycluster)
             found["metadata"]["resourceVersion"] = str(self._next())
             self.rayclusters[found["metadata"]["name"]] = found
 
     def add_pod(self, name: str, labels: Object, status: Object) -> None:
-        """As an operator makes one."""
+        """Add a pod as an operator does."""
         with self.changed:
             about = {"name": name, "labels": labels, "resourceVersion": str(self._next())}
             self.pods[name] = {"metadata": about, "status": status, "owner": ""}
@@ -104,7 +104,7 @@ class Cluster:
             self._note("MODIFIED", pod)
 
     def remove_pod(self, name: str) -> None:
-        """Its kubelet reports that it has ended."""
+        """Remove a pod after its kubelet reported its end."""
         with self.changed:
             pod = copy.deepcopy(self.pods.pop(name))
             pod["metadata"]["resourceVersion"] = str(self._next())
@@ -222,7 +222,7 @@ class Cluster:
 
 
 def _rank(pod: Object) -> tuple[bool, bool, int, float]:
-    """As a ReplicaSet picks: those that have not started, then those that are not ready, then by cost, the newest."""
+    """Order pods as a ReplicaSet picks: not started ones, then not ready ones, then by cost, then the newest."""
     ready = next((each for each in pod["status"].get("conditions", ()) if each["status"] == "True"), None)
     cost = int(pod["metadata"].get("annotations", {}).get(COST, "0"))
     return pod["status"]["phase"] != "Pending", ready is not None, cost, -(ready or {"at": 0.0})["at"]
@@ -325,7 +325,7 @@ class Api(ThreadedServer):
         return await self._answered(request, answered, patch=JSON_PATCH)
 
     async def _answered(self, request: Request, answer: Callable[[Request], Any], *, patch: str = MERGE) -> Response:
-        """As the real one refuses: while it is away, without its token, for another namespace or another patch."""
+        """Refuse as the real one does: while it is away, without its token, for another namespace or another patch."""
         try:
             if self._cluster.is_away:
                 raise RefusedError(503, "the server is currently unable to handle the request")

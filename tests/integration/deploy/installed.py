@@ -18,7 +18,7 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def environment(folder: Path, extras: Iterable[str]) -> Path:
-    """Its Python. Tandem is read from this checkout; everything else is what the extras bring along."""
+    """Return its Python. Tandem is read from this checkout; everything else is installed by the extras."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     [site] = folder.glob("lib/python*/site-packages")
     for name in closure(requirements(extras)):

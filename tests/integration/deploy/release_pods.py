@@ -72,7 +72,7 @@ class Cluster:
         return pod
 
     def restart(self, name: str) -> None:
-        """Its container once more, in the same pod."""
+        """Start its container once more, in the same pod."""
         pod = self.pods[name]
         pod.process = self._run(pod.each, pod.place)
 
@@ -92,7 +92,7 @@ class Cluster:
         return text
 
     def ready(self, router: str) -> dict[str, Any]:
-        """Where a router listens."""
+        """Return the router's ready file, once it listens."""
         path = self.pods[router].place.folder / "run/tandem/router/router.ready.json"
         wait_for(lambda: path.exists() or self.pods[router].process.poll() is not None, what=f"{router} listens")
         assert path.exists(), self.logs()

@@ -122,7 +122,7 @@ def test_the_services_are_healthy_when_they_serve_and_end_in_time(composed: Comp
 
 
 def clusterctl(composed: Composed, words: list[str]) -> subprocess.CompletedProcess[str]:
-    """As `docker compose run --rm clusterctl …`; the key's file is where it is mounted."""
+    """Run it as `docker compose run --rm clusterctl …`; the key's file is where it is mounted."""
     place = placed(composed.folder / "clusterctl", service("clusterctl"), SECRETS)
     key = place.here("/etc/tandem/secrets/admin-key")
     python = environment(place.folder / "opt", EXTRAS["clusterctl"])

@@ -213,7 +213,7 @@ def replicas(world: World) -> int:
 
 
 def scale_to(world: World, count: int) -> None:
-    """As the controller does."""
+    """Scale as the controller does."""
     found = world.store.get(DEPLOYMENTS, NAMESPACE, DECODE)
     world.store.change(
         DEPLOYMENTS, found, lambda live: {**live, "spec": {**live["spec"], "replicas": count}}, "tandem-controller"

@@ -93,7 +93,7 @@ def ask(cluster: Cluster) -> str:
 
 
 def the_pod(cluster: Cluster) -> tuple[str, Path]:
-    """Its name, and where its folder /run/own is."""
+    """Return its name, and the place of its folder /run/own."""
     [name] = wait_for(lambda: [each for each in cluster.names(PREFIX) if each in cluster.kubelet.running])
     place = cluster.kubelet.running[name].container.path("/run/own")
     wait_for(lambda: (place / "started").exists(), what=cluster.logs())

@@ -59,7 +59,7 @@ def head(tmp_path: Path) -> Iterator[tuple[str, Path]]:
 
 
 def made(release: Release, address: str) -> emulated.Cluster:
-    """Its RayCluster on an emulated Kubernetes, with two nodes; Ray knows one of them, with room for all workers."""
+    """Return its RayCluster on an emulated Kubernetes, with two nodes; Ray knows one, with room for all workers."""
     world = emulated.Cluster()
     [cluster] = release.of("RayCluster")
     world.put_raycluster(cluster)
@@ -117,7 +117,7 @@ def _serves(place: Mounted, process: subprocess.Popen[bytes], log: Path) -> None
 
 
 def _names_the_node_that_nobody_is_on(world: emulated.Cluster, log: Path) -> None:
-    """It and no other, in whichever write: on a slow machine one that resizes another group may come before."""
+    """Check that it alone is named, in any write: on a slow machine one that resizes another group may come before."""
     wait_for(lambda: _named(world), 60, log.read_text())
     assert {name for name, _ in world.writes} == {*world.rayclusters}
     assert _named(world) == {("decode", "ray-decode-1")}

@@ -32,7 +32,7 @@ class Scene:
         return self.store.all(PODS)
 
     def settle(self) -> None:
-        """As far as it goes without a kubelet."""
+        """Run as far as it goes without a kubelet."""
         before = -1
         while before != self.store.version:
             before = self.store.version

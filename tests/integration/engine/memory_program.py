@@ -57,7 +57,7 @@ def _now_bytes() -> int:
 
 
 def _most_bytes() -> int:
-    """Of this program alone: `getrusage` counts what the process had before it became this program."""
+    """Return the peak of this program alone: `getrusage` includes the process before it became this program."""
     lines = Path("/proc/self/status").read_text().splitlines()
     (most,) = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
     return int(most) * 1024

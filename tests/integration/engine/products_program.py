@@ -68,7 +68,7 @@ def steps() -> list[StepBatch]:
 
 
 def _step(*sequences: tuple[int, int]) -> StepBatch:
-    """Of sequences with (new, stored) tokens; all logits are wanted."""
+    """Return a step of sequences with (new, stored) tokens; all logits are wanted."""
     positions = [stored + at for new, stored in sequences for at in range(new)]
     slices = [
         SeqSlice(new, stored + new, (range(place * PLACES, (place + 1) * PLACES),))

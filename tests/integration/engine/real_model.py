@@ -15,7 +15,7 @@ from tandem.core.errors import UnavailableError
 
 @functools.cache
 def fetched() -> tuple[Path | None, str]:
-    """Its file, or None and why it cannot be had here."""
+    """Return its file, or None and the reason why it cannot be had here."""
     try:
         return pull(SMOLLM2, Path(os.environ["XDG_CACHE_HOME"]) / "tandem" / "test-models"), ""
     except UnavailableError as error:

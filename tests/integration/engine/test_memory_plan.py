@@ -16,7 +16,7 @@ from tools.random_model import RandomModel, make_random_model
 
 
 def took_and_planned(folder: Path, shape: RandomModel, *options: str, **environment: str) -> tuple[int, int]:
-    """Of a fresh process: memory that the allocator keeps from before would hide what the step takes."""
+    """Measure in a fresh process: memory that the allocator keeps from before would hide the step's own."""
     make_random_model(shape, folder)
     program = [sys.executable, "-m", memory_program.__name__, str(folder), *options]
     done = subprocess.run(

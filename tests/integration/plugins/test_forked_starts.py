@@ -59,7 +59,7 @@ def ask(command: list[str], **options: Any) -> Said:
 
 
 def both(template: Template, command: list[str], **options: Any) -> tuple[Said, Said]:
-    """As a new interpreter, and as a fork."""
+    """Run the command as a new interpreter, and as a fork."""
     forked_starts.unpatch()
     started = ask(command, **options)
     before = forked_starts.reasons["by forks"]

@@ -74,7 +74,7 @@ class RunnerProcess:
         return dict(self.next()["ready"])
 
     def await_looks(self, count: int) -> None:
-        """Until it has looked at its clock so many times more."""
+        """Wait until it has looked at its clock so many times more."""
         before = self.tell("looks")
         wait_for(lambda: self.tell("looks") >= before + count)
 

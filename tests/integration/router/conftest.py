@@ -83,7 +83,7 @@ def redis_url(tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def config(tmp_path: Path) -> RouterConfig:
-    """Of a router in a process of its own."""
+    """Return the configuration of a router in a process of its own."""
     ClusterSecret.generate().save(tmp_path / "secret")
     (tmp_path / "key").write_text(ADMIN_KEY)
     return RouterConfig(

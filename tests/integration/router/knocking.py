@@ -24,7 +24,7 @@ class Knocking:
         self.refused = 0
 
     def knock(self) -> None:
-        """Until the port is closed."""
+        """Ask until the port is closed."""
         while not self.broken:
             try:
                 connection = socket.create_connection(self._address, timeout=PATIENCE_S)
@@ -50,7 +50,7 @@ class Knocking:
 
 @contextmanager
 def knocking(url: str, clients: int) -> Iterator[Knocking]:
-    """So many clients; the end waits until all of them found the port closed."""
+    """Run so many clients; the end waits until all of them found the port closed."""
     knock = Knocking(url)
     with ThreadPoolExecutor(clients) as pool:
         ends = [pool.submit(knock.knock) for _ in range(clients)]

@@ -35,5 +35,5 @@ async def register_and_beat(lease: WorkerLease, worker: ScriptedWorker) -> None:
 
 
 def is_gone(pid: int) -> bool:
-    """It runs no more, and its sockets are closed; its parent need not have noticed."""
+    """True if it runs no more, and its sockets are closed; its parent need not have noticed."""
     return not is_alive(pid)

@@ -28,7 +28,7 @@ def post(house: House, **more: Any) -> httpx.Response:
 
 
 def spend(house: House, most: int = 20) -> int:
-    """How many requests were served before one was refused."""
+    """Return the number of requests served before one was refused."""
     for count in range(most):
         if post(house).status_code != 200:
             return count

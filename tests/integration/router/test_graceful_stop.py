@@ -69,7 +69,7 @@ class Served:
         return (await self.client.get(f"{self.url}/readyz", headers=fresh)).status_code == 503
 
     async def pids(self) -> list[int]:
-        """Of the processes, where there are several."""
+        """Return the ids of the processes, where there are several."""
         key = {"authorization": f"Bearer {ADMIN_KEY}"}
         status = (await self.client.get(f"{self.admin}/admin/v1/status", headers=key)).json()
         return [row["pid"] for row in status["router"]["processes"]]

@@ -174,7 +174,7 @@ def test_few_calls_without_a_key_are_open_at_a_time(build: Build, monkeypatch: p
 
 
 def open_again(stub: Any) -> Iterator[Any]:
-    """Until a place is free: the server learns of a cancel a little later."""
+    """Try until a place is free: the server learns of a cancel a little later."""
     ends_s = time.monotonic() + 60
     while time.monotonic() < ends_s:
         with contextlib.suppress(grpc.RpcError):

@@ -269,7 +269,7 @@ def test_an_ipv6_address(config: RouterConfig) -> None:
 
 
 async def _ipv6(config: RouterConfig) -> None:
-    """It stands in brackets wherever a port follows it: in addresses for launchers, and for gRPC."""
+    """Brackets enclose the address wherever a port follows it: in addresses for launchers, and for gRPC."""
     async with worker(config), running(config) as (_, ready):
         assert ready["http"].startswith("http://[::1]:")
 

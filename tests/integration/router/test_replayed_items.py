@@ -84,7 +84,7 @@ SHAPES: dict[str, tuple[list[BaseModel], str]] = {
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory, redis: PrivateRedis) -> Iterator[House]:
-    """Its template writes out roles, and thoughts under every name."""
+    """A test router with a template that writes out roles, and thoughts under every name."""
     folder = tmp_path_factory.mktemp("router")
     (folder / "t.jinja").write_text(TEMPLATE)
     with builder(folder) as make:

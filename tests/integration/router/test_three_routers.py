@@ -55,7 +55,7 @@ class Worker:
         )
 
     def compute(self, hashes: list[BlockHash]) -> int:
-        """How many of a prompt's blocks were here."""
+        """Return how many of a prompt's blocks were here."""
         hits = 0
         while hits < len(hashes) and hashes[hits] in self._cache:
             hits += 1

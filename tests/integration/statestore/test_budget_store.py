@@ -20,7 +20,7 @@ FLOOD_S = 3.0
 
 
 async def time_s(redis: Any) -> float:
-    """By the server's clock."""
+    """Return the time by the server's clock."""
     seconds, micros = await redis.time()
     return float(seconds) + float(micros) / 1e6
 
@@ -38,7 +38,7 @@ def test_three_routers_together_spend_one_budget(
     """Within 5 %: what is granted is what the bucket held, and what came into it."""
 
     async def flood(redis: Any, until_s: float) -> int:
-        """Until it is refused after that time: however slowly it asks, all of the budget is spent then."""
+        """Spend until it is refused after that time: even if it asks slowly, all of the budget is spent then."""
         store, granted = BudgetStore(redis, KEYS), 0
         while True:
             wait_s = await store.spend("acme", budget, Charge(requests=1, tokens=size))

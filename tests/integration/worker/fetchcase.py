@@ -71,7 +71,7 @@ class FrameGate:
         self._open.set()
 
     def wait_mid_copy(self, trio: Trio) -> None:
-        """Until d1 has some bytes of the holder's, and not all."""
+        """Wait until d1 has some bytes of the holder's, and not all."""
         receiver = trio["d1"].shell.receiver
         trio.run_until(lambda: any(one.bytes > 0 for one in receiver.transfers()))
         (landed,) = [one.bytes for one in receiver.transfers()]

@@ -224,7 +224,7 @@ async def tokens_of(worker: RunningWorker, request: str, count: int, start: int 
 
 
 async def handed_over(p: RunningWorker, d: RunningWorker, request: str, prompt: list[int], count: int) -> list[int]:
-    """Its tokens, of which the decode worker sends all but the first."""
+    """Return its tokens; the decode worker sends all but the first."""
     await d.send(submit=submit(request, w.LEG_DECODE, p, prompt, max_tokens=count, ignore_eos=True))
     await p.send(submit=submit(request, w.LEG_PREFILL, d, prompt, max_tokens=count, ignore_eos=True))
     first = await tokens_of(p, request, 1)

@@ -186,7 +186,7 @@ def test_a_client_that_leaves(setting: Setting, phase: Phase, way: str, monkeypa
 
 
 def check_books(house: House) -> None:
-    """As operators see it: nothing in flight, nothing held."""
+    """Check the books as operators see them: nothing in flight, nothing held."""
     headers = {"authorization": f"Bearer {ADMIN_KEY}"}
     audit: dict[str, Any] = httpx.get(f"{house.admin_url}/admin/v1/kv/audit", headers=headers).json()
     assert audit["holds"] == []

@@ -272,8 +272,8 @@ def test_a_ticket_in_a_form_that_does_not_follow(folder: Path, change: Callable[
 
 
 def check_logprobs(pair: Loopback, name: str, reference: str, tolerance: float) -> None:
-    """As long as both answers are the same, logprobs agree within `tolerance`; where they part, the other's token was
-    among the best five, and nearly as good."""
+    """Check logprobs: while both answers are the same, they agree within `tolerance`; where they part, the other's
+    token was among the best five, and nearly as good."""
     ours, theirs = (
         [c.logprobs[0] for c in sorted(pair.chunks[n][0], key=lambda c: c.index)] for n in (name, reference)
     )

@@ -89,7 +89,7 @@ for words in asked:
 
 @pytest.fixture(scope="module")
 def helped() -> dict[tuple[str, ...], tuple[int, list[str], str]]:
-    """Of each command: the exit code of its help, heavy modules that were imported for it, and its output."""
+    """Return, by command: the exit code of its help, heavy modules that were imported for it, and its output."""
     asked = json.dumps([HEAVY, [(), *[(name,) for name in commands.COMMANDS], *ALL]])
     command = [sys.executable, "-c", HELP_OF_ALL]
     done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=120, check=True)

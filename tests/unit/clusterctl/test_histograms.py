@@ -13,7 +13,7 @@ BOUNDS = (0.1, 0.2, 0.5, 1.0)
 
 
 def scrape(*observed: float, counted: int = 0) -> Scrape:
-    """Of a real registry."""
+    """Return a scrape of a real registry."""
     registry = CollectorRegistry()
     histogram = Histogram("wait_seconds", "x", buckets=BOUNDS, registry=registry)
     counter = Counter("things_total", "x", ["kind"], registry=registry)

@@ -422,7 +422,7 @@ def test_a_new_controller_goes_on_where_the_last_one_died(actions: int) -> None:
 
 
 async def _moved_on(h: Steered, condition: Callable[[], bool]) -> None:
-    """Until then, starting workers get ready and draining ones run dry."""
+    """Wait for the condition; meanwhile starting workers get ready and draining ones run dry."""
 
     def moved() -> bool:
         h.all_ready()

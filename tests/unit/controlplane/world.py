@@ -95,7 +95,7 @@ class World:
         del self.workers[name]
 
     def _flip(self, name: WorkerId) -> None:
-        """It fails now and then, and the worker goes back to what it was."""
+        """End a flip; it fails now and then, and the worker goes back to its old role."""
         one = self.workers[name]
         role = one.target if one.target is not None and self.rng.random() < 0.8 else one.role
         self.workers[name] = replace(one, role=role, life=Life.READY, target=None)

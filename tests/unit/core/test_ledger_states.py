@@ -146,7 +146,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert ledger.is_shared(block) is (holds > 1 or block in self.content.values())
 
     def _evict(self, hashes: set[BlockHash]) -> set[BlockHash]:
-        """Those among evicted hashes that are gone; of the others, a twin in use takes the place."""
+        """Return the evicted hashes that are gone; of the others, a twin in use takes the place."""
         for block, block_hash in list(self.twins.items()):
             if block_hash in hashes:
                 self.content[block_hash] = block

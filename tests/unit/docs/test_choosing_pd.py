@@ -66,8 +66,8 @@ def work(prompt: int, answer: int) -> Work:
 
 @cache
 def best_split(prompt: int, answer: int) -> Split:
-    """Of WORKERS, by the planner's replay, at LOAD of what they could do by the arithmetic; of equals the one with most
-    decode workers."""
+    """Return the best split of WORKERS, by the planner's replay, at LOAD of their capacity by the arithmetic; of equals
+    the one with most decode workers."""
     each = work(prompt, answer)
     rate = LOAD * WORKERS / (each.prefill_s + each.decode_s)
     trace = varied(requests=600, rate=rate, prompt_tokens=prompt, output_tokens=answer, seed=1)

@@ -59,7 +59,7 @@ def flags() -> set[str]:
 
 
 def written(value: Any) -> str:
-    """As in TOML."""
+    """Return the value as written in TOML."""
     if isinstance(value, StrEnum):
         return json.dumps(value.value)
     return json.dumps(list(value) if isinstance(value, tuple) else value)

@@ -72,7 +72,7 @@ def flags(words: list[str]) -> set[str]:
 
 @cache
 def program_flags() -> frozenset[str]:
-    """Of benchmarks, proofs and tools."""
+    """Return the flags of benchmarks, proofs and tools."""
     files = [file for folder in ("bench", "proof", "tools") for file in (ROOT / folder).rglob("*.py")]
     return frozenset(flag for file in files for flag in re.findall(r'"(--[a-z-]+)"', file.read_text()))
 

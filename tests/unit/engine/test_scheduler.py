@@ -18,7 +18,7 @@ from tests.unit.engine.arithmetic import BLOCK, Bench, expected, make_request, t
 
 
 def known(request: EngineRequest, *lengths: int) -> tuple[ChoiceState, ...]:
-    """So many output tokens of its first choices, as a replay brings them."""
+    """Return so many output tokens of its first choices, as a replay brings them."""
     return tuple(
         ChoiceState(choice=ChoiceIndex(choice), tokens=expected(request, choice)[:length])
         for choice, length in enumerate(lengths)

@@ -33,7 +33,7 @@ def make_frame(number: int, kind: FrameKind, payload_bytes: int = 0, blocks: int
 
 
 def make_part(frame: Frame) -> Part:
-    """As the link makes it: the payload lies in the message to be, and is the transfer's number."""
+    """Make a part as the link does: the payload, filled with the transfer's number, lies in the later message."""
     if frame.kind is not FrameKind.DATA:
         return Part(encode(frame), may_wait=frame.kind is FrameKind.OPEN)
     room = Fillable(HEAD_ROOM_BYTES + frame.payload_bytes)

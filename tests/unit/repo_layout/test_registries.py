@@ -57,7 +57,7 @@ def hold(places: Mapping[str, Iterable[str]], names: Iterable[str]) -> None:
 
 
 def named(path: str, names: Iterable[str], form: str) -> list[str]:
-    """Those names that a file has in this form."""
+    """Return the names that a file has in this form."""
     text = (ROOT / path).read_text()
     return [name for name in map(str, names) if form.format(name) in text]
 

@@ -108,7 +108,7 @@ class Stage:
         self.dispatcher.on_up(link)
 
     def go(self, worker: str) -> WorkerLink:
-        """It dies; returns the link that was to it."""
+        """Kill the worker; return the link that was to it."""
         link = self.link(worker)
         del self.table._links[link.worker]
         link._close("it was killed")

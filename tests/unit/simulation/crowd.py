@@ -117,7 +117,7 @@ class Crowd:
         self._say(wish, w.PeerMessage(ticket_request=asked))
 
     def push(self, wish: Wish, frames: int) -> None:
-        """So many frames of the prompt arrive, or as many as are left."""
+        """Deliver so many frames of the prompt, or as many as are left."""
         if wish.frames is None or wish.is_over:
             return
         for _ in range(frames):

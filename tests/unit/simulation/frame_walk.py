@@ -8,7 +8,7 @@ from tests.unit.simulation.frames import BLOCKS, Pair
 
 
 def frame_walk(seed: int, events: int) -> Pair:
-    """So many events, then quiet. Raises AssertionError at the first broken promise."""
+    """Run so many events, then quiet. Raises AssertionError at the first broken promise."""
     rng, pair = random.Random(seed), Pair()
     for _ in range(events):
         _event(rng, pair)

@@ -27,7 +27,7 @@ GUARDS = (
 
 
 def _mark_again(coverage: Coverage, frame: Frame) -> int:
-    """As `Coverage.mark`, but a cell that comes twice counts twice."""
+    """Mark as `Coverage.mark`, but a cell that comes twice counts twice."""
     coverage.missing_cells = max(0, coverage.missing_cells - len(frame.blocks) * len(frame.layers) * len(frame.heads))
     return 0
 
@@ -54,7 +54,7 @@ def switch_off(guard: str, patch: pytest.MonkeyPatch) -> None:
 
 
 def frame_walks(seeds: int) -> int:
-    """How many transfers were verified and admitted."""
+    """Return the number of transfers that were verified and admitted."""
     return sum(frame_walk(seed, 200).verified for seed in range(seeds))
 
 

@@ -75,7 +75,7 @@ class Handover(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 40), seed=st.integers(0, 255))
     def go_on(self, count: int, seed: int) -> None:
-        """Of everything that can happen next, one thing after another, drawn by `seed`."""
+        """Do one possible next thing after another, drawn by `seed`."""
         rng = random.Random(seed)
         for _ in range(count):
             rng.choice(self.world.enabled())()
@@ -83,7 +83,7 @@ class Handover(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 40), seed=st.integers(0, 255))
     def go_on_in_one_place(self, count: int, seed: int) -> None:
-        """As `go_on`, but one worker and what leads there and away from it is left behind."""
+        """Do as `go_on`, but leave one worker, and all that leads there and away from it, behind."""
         rng = random.Random(seed)
         left_behind = rng.choice(list(ROLES))
         for _ in range(count):

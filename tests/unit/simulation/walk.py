@@ -35,7 +35,7 @@ class Walk:
         self._patience = rng.choice([0, 1, 3])
 
     def run(self, events: int) -> Counter[str]:
-        """So many single events, then quiet; what happened."""
+        """Run so many single events, then quiet; return the counts of events."""
         try:
             for _ in range(events):
                 self._event()

@@ -240,7 +240,7 @@ def test_a_call_gives_up_no_more_than_what_it_adds_takes(monkeypatch: pytest.Mon
     first, *others = [table.open_slot() for _ in range(5)]
 
     def add() -> tuple[int, list[BlockHash]]:
-        """How many went for 256 more in one dictionary, and those."""
+        """Add 256 more in one dictionary; return the number evicted for them, and those added."""
         before = table.evicted
         added = [BlockHash(bytes([7]) + next(numbers).to_bytes(15, "big")) for _ in range(256)]
         table.add(first, [(0, one) for one in added])

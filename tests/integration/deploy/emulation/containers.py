@@ -94,13 +94,13 @@ class Container:
         return {**os.environ, "PATH": path, **given}
 
     def port(self, told: int | str) -> int:
-        """Of a probe or a Service: a number, or the name of one of its ports."""
+        """Return the port of a probe or a Service: a number, or the name of one of its ports."""
         if isinstance(told, int):
             return told
         return int(next(port["containerPort"] for port in self.spec["ports"] if port["name"] == told))
 
     def path(self, inside: str) -> Path:
-        """Where a file of the container is."""
+        """Return the place of a file of the container."""
         return Path(f"{self.folder}{inside}")
 
     def log(self) -> str:

@@ -50,7 +50,8 @@ def _listed(here: list[Resource]) -> Object:
 
 
 def _openapi(here: list[Resource]) -> Object:
-    """As much as a client reads to see that it may leave the checking of fields to the server."""
+    """Return as much of the document as a client reads to see that it may leave the checking of fields to the
+    server."""
     paths = {}
     for each in here:
         kind = {"group": each.group, "version": each.version, "kind": each.kind}

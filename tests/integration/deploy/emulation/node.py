@@ -40,7 +40,7 @@ class Cluster:
         return f"http://{self.forwarders.addresses[name_of(ROUTER)]}:8000"
 
     def pods(self, owner: str = "") -> list[Object]:
-        """Of the workloads whose names begin so, without those that are being ended."""
+        """Return the pods of workloads with this prefix in their names, without those that are being ended."""
         found = active(self.world.store.all(PODS, NAMESPACE))
         return [pod for pod in found if pod["metadata"]["name"].startswith(owner)]
 

@@ -59,7 +59,7 @@ def _metadata(body: bytes) -> Object:
 
 
 def _entry(body: bytes) -> tuple[str, bytes]:
-    """Of a map."""
+    """Parse one entry of a map."""
     found = dict(_fields(body))
     return found.get(1, b"").decode(), found.get(2, b"")
 

@@ -210,7 +210,7 @@ def _verb(method: str, target: Target, is_watched: bool) -> str:
 
 
 def _wanted(request: Request, target: Target) -> Callable[[Object], bool]:
-    """Of lists and watches: by namespace, labels and fields."""
+    """Return the filter of lists and watches: by namespace, labels and fields."""
     query = request.query_params
     labels, fields = parsed(query.get("labelSelector", "")), parsed(query.get("fieldSelector", ""))
 
@@ -233,7 +233,7 @@ def _parsed(body: bytes, form: str) -> Object:
 
 
 def _checked(target: Target, wanted: Object) -> Object:
-    """As the schemas of Kubernetes want it, in the place that the path names; no other field is taken."""
+    """Check it against Kubernetes' schemas, at the place that the path names; no other field is taken."""
     resource, about = target.resource, dict(wanted.get("metadata", {}))
     if resource != NAMESPACES:
         about.setdefault("namespace", target.namespace)

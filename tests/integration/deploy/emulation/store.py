@@ -56,13 +56,13 @@ class Store:
             return self._objects.get((resource, namespace, name))
 
     def all(self, resource: Resource, namespace: str = "") -> list[Object]:
-        """By name, of all namespaces where none is named."""
+        """Return all objects by name, of all namespaces where none is named."""
         with self.changed:
             found = [key for key in self._objects if key[0] == resource and namespace in ("", key[1])]
             return [self._objects[key] for key in sorted(found, key=lambda key: key[1:])]
 
     def owned(self, resource: Resource, owner: Object) -> list[Object]:
-        """Those that `owner` controls."""
+        """Return the objects that `owner` controls."""
         return [found for found in self.all(resource) if owner["metadata"]["uid"] in _owners(found)]
 
     def create(self, resource: Resource, wanted: Object, manager: str) -> Object:

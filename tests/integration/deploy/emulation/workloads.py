@@ -217,8 +217,8 @@ class _Deployment:
 
 
 def rank(pod: Object) -> tuple[bool, bool, bool, int, float]:
-    """As a ReplicaSet picks: those without a node, those that have not started, then those that are not ready, then by
-    cost, then those that are ready for the shortest time."""
+    """Order pods as a ReplicaSet picks: those without a node, those that have not started, then those that are not
+    ready, then by cost, then those that are ready for the shortest time."""
     cost = int(pod["metadata"].get("annotations", {}).get(COST, "0"))
     status = pod["status"]
     return "podIP" in status, status["phase"] != "Pending", is_ready(pod), cost, -float(status.get("readySince", 0))

@@ -42,7 +42,7 @@ class World:
         return [(each["revision"], each["status"]) for each in self.act("history")]
 
     def release_secrets(self) -> list[str]:
-        """Where Helm keeps what it installed."""
+        """Return the Secrets in which Helm keeps its releases."""
         names = [each["metadata"]["name"] for each in self.store.all(SECRETS, NAMESPACE)]
         return [name for name in names if name.startswith(f"sh.helm.release.v1.{NAME}.")]
 

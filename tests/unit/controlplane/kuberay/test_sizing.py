@@ -29,7 +29,7 @@ def waiting(count: int, *, group: str = "d", is_started: bool = True) -> list[Oc
 def decided(
     groups: Sequence[Group], there: Sequence[Node], workers: Sequence[Occupant], *, is_settled: bool = True
 ) -> dict[str, tuple[int, tuple[str, ...]]]:
-    """By group: (replicas, pods that are to go). All empty nodes have been empty for long."""
+    """Return by group: (replicas, pods that are to go). All empty nodes have been empty for long."""
     found = resizes(groups, there, workers, empty(there, workers) if is_settled else ())
     return {one.group: (one.replicas, one.named) for one in found}
 

@@ -27,7 +27,7 @@ P_A, D_A, D_B, D_C = (
 
 
 def record(prefill: int = 1, decode: int = 2) -> DesiredState:
-    """As configured, before any pod was seen."""
+    """Return the record as configured, before any pod was seen."""
     pools = [Pool(name=role.value, model="m", role=role, count=count) for role, count in ((P, prefill), (D, decode))]
     return DesiredState(version=1, pools=tuple(pools)).filled()
 

@@ -49,7 +49,8 @@ def make_runner(folder) -> ModelRunner:
 
 
 def logits(runner: ModelRunner) -> tuple[Tensor, Callable[[], Tensor]]:
-    """Of two prompts in one step, and a step behind them, of two decodes and two rows of padding, yet to be run."""
+    """Return logits of two prompts in one step, and the next step, of two decodes and two rows of padding, yet to be
+    run."""
     tokens = torch.randint(0, 512, (sum(LENGTHS) + 2,), generator=torch.Generator().manual_seed(2)).tolist()
     groups, tables = len(runner.layout.groups), [(3, 7), (5, 0)]
     slices = [SeqSlice(length, length, (table,) * groups) for length, table in zip(LENGTHS, tables, strict=True)]

@@ -75,7 +75,7 @@ class Scene:
             pass
 
     def followers(self) -> list[tuple[bytes, float]]:
-        """Of every prefix that is remembered, the last first."""
+        """Return the followers of every remembered prefix, the last first."""
         hot = self.stage.dispatcher.hot.latest("m")
         return [(one.key, self.stage.prefixes.followers(one.key)) for one in hot]
 

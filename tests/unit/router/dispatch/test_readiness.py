@@ -53,7 +53,7 @@ async def running(stage: Stage) -> AsyncIterator[None]:
 
 
 async def tried(stage: Stage, worker: str) -> None:
-    """Until a probe is at the worker."""
+    """Wait until a probe is at the worker."""
     while not stage.link(worker).requests:
         await asyncio.sleep(0.01)
 

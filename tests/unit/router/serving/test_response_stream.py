@@ -256,7 +256,7 @@ async def test_what_was_computed_again_is_counted_with_its_cause() -> None:
 
 
 def sums(histogram: Histogram) -> tuple[float, float]:
-    """How many, and their sum."""
+    """Return the number of observations, and their sum."""
     values = {sample.name: sample.value for family in histogram.collect() for sample in family.samples}
     (count,) = (value for name, value in values.items() if name.endswith("_count"))
     (total,) = (value for name, value in values.items() if name.endswith("_sum"))

@@ -56,7 +56,7 @@ def test_broken_bytes_end_up_like_decoding_at_once(data: bytes, rng: random.Rand
 
 
 def as_fallback_bytes(tokens: Sequence[int]) -> str:
-    """As decoders of sentencepiece models: a run of bytes that is not text as a whole is one replacement a byte."""
+    """Decode as sentencepiece models do: a run of bytes that is not text as a whole is one replacement a byte."""
     try:
         return bytes(tokens).decode()
     except UnicodeDecodeError:

@@ -19,7 +19,7 @@ KV = of_kv("float32")
 
 
 def plan(*candidates: Candidate, mode: Disaggregation = Disaggregation.AUTO, **job: Any) -> Plan:
-    """Of a prompt of a second, for a tenth of one over the wire."""
+    """Plan a prompt that takes a second to compute, and a tenth of one over the wire."""
     wanted = Job(**{"prompt_tokens": 1000, "max_tokens": 500} | job)
     return CostPolicy(mode).plan(wanted, candidates)
 

@@ -11,7 +11,7 @@ from tandem.router.storage.batches.turns import LONGEST_REST_S, REST_S, TURN_S, 
 
 
 def opened(**tenants: int) -> dict[str, OpenBatch]:
-    """So many batches of each tenant, called a0, a1 …, each tenant's older than the next one's."""
+    """Return so many batches of each tenant, called a0, a1 …, each tenant's older than the next one's."""
     return {
         f"{tenant}{number}": OpenBatch(tenant, 1000 * place + number)
         for place, (tenant, count) in enumerate(tenants.items())
