@@ -56,7 +56,7 @@ def house(standing: House) -> House:
 
 
 def write(house: House, state: DesiredState) -> None:
-    """Make it the desired state as the next version, in place of another client."""
+    """Write it as the next version of the desired state, as another client would."""
 
     async def run() -> None:
         redis = await connect(house.config.redis_url)

@@ -1,4 +1,4 @@
-"""A controller with the launcher `kubernetes`, over an emulated cluster whose pods run fake workers."""
+"""A controller with the launcher `kubernetes`, over an emulated cluster with pods that run fake workers."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_connections_are_taken_again_once_there_are_descriptors(
 
 
 def test_strangers_keep_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The oldest of too many has to go, known or not; those who are in stay, up to the limit."""
+    """The oldest of too many has to go, known or not; accepted ones stay, up to the limit."""
     monkeypatch.setattr(acceptor_module, "MAX_STRANGERS", 3)
     path = str(tmp_path / "sock")
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -172,7 +172,7 @@ async def hit_rate(url: str, cluster: str, count: int) -> float:
 
 
 async def _until_they_know_each_other(routers: Sequence[Router], clock: ManualClock) -> None:
-    """A router that believes it is the only one sends no reports."""
+    """Wait until they know each other: a router that believes it is the only one sends no reports."""
     lone = [router.speculation for router in routers] if len(routers) > 1 else []
     while lone := [speculation for speculation in lone if speculation.is_alone]:
         clock.advance(PENDING_S)

@@ -20,7 +20,7 @@ ENDS_WITHIN_S = 20.0
 
 @asynccontextmanager
 async def worker_of(folder: Path, tp: int, **settings: Any) -> AsyncIterator[RunningWorker]:
-    """A mixed worker m0 with a router's stream to it; its log is m0.log. The block inside must make sure that it
+    """A mixed worker m0 with a router's stream to it; its log is m0.log. The caller's block must make sure that it
     ends."""
     secret = ClusterSecret.generate()
     secret.save(folder / "secret")

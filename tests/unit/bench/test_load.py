@@ -13,7 +13,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
 
 
 async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answer with as many tokens as are asked for; a request marked as greedy gets a Retry-After."""
+    """Answer with as many tokens as are asked for; a request marked as greedy gets a 503."""
     head = await reader.readuntil(b"\r\n\r\n")
     length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
     body = json.loads(await reader.readexactly(length))

@@ -31,7 +31,7 @@ class Probe:
     losing_pace: float = PACE
     """Fraction of its period that passes between looks at a container that was good and is not."""
     patience: float = 1.0
-    """The chart's limit of failures is multiplied by this."""
+    """Factor of the chart's failure threshold."""
     is_good: bool | None = None
     _next_s: float = 0.0
     _successes: int = 0

@@ -35,7 +35,7 @@ class Ref:
 
 
 def ended(monkeypatch: pytest.MonkeyPatch, answer: list[str] | BaseException | None) -> dict[str, Any]:
-    """Return the last report of a running worker whose agent answers so."""
+    """Return the last report of a running worker, from an agent that answers so."""
     place = Place("c:w:1", None, SimpleNamespace(listen=SimpleNamespace(remote=lambda *_: Ref(answer))))
     said: list[dict[str, Any]] = []
 
