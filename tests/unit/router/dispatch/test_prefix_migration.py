@@ -84,7 +84,7 @@ class Scene:
         self.stage.link("m1")._hear(w.WorkerMessage(state=said))
 
     def heard(self) -> list[int]:
-        """Return the sequences acknowledged to m1 so far."""
+        """Return the sequence numbers of m1's states acknowledged so far."""
         return [one.state_heard.sequence for one in self.stage.link("m1")._unsent if one.HasField("state_heard")]
 
     def fetches(self) -> list[w.Submit]:
