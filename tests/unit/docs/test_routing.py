@@ -8,6 +8,7 @@ from pathlib import Path
 from tandem.core.config import WorkerSection
 from tandem.core.prefill_queue import ASSUMED_TOKENS_PER_S, MAX_ROWS
 from tandem.engine.step_budget import TELLING_TOKENS
+from tandem.router.routing.affinity import AFFINITY_REQUESTS, AFFINITY_TOKENS
 from tandem.router.routing.cost_model import (
     ANSWER_TOKENS,
     ASSUMED_BYTES_PER_S,
@@ -18,10 +19,15 @@ from tandem.router.routing.cost_model import (
     HANDOFF_S,
     LEAST_COMPUTING,
     MAX_SOURCES,
+    MET,
+    MOST_COMPUTING,
 )
+from tandem.router.routing.inflight_load import STALE_S
 from tandem.router.routing.plan import MAX_OPTIONS
 from tandem.router.routing.policies import llm_d, sglang
 from tandem.router.routing.policies.cost import ALIKE_S, TOP
+from tandem.router.routing.prefix_popularity import LASTING_S
+from tandem.router.routing.slo_penalty import UNSURE
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 WORDS = {"three": 3, "four": 4, "eight": 8, "half": 0.5}
@@ -34,12 +40,26 @@ def figures(pattern: str, page: str = "routing.md") -> list[float]:
 
 
 def test_the_parts_of_the_cost() -> None:
-    assert figures(r"(\S+) ms for the hand-off") == [HANDOFF_S * 1000]
-    assert figures(r"wire of the last (\S+) tokens") == [CHUNK_TOKENS]
-    assert figures(r"how long answers were of late, (\S+) tokens before any has ended") == [ANSWER_TOKENS]
-    assert figures(r"compute prompts for (\w+) of its time at least") == [LEAST_COMPUTING]
+    assert figures(r"`(\S+) ms \+ max\(ahead") == [HANDOFF_S * 1000]
+    assert figures(r"that of the last (\S+) tokens; `crossing`") == [CHUNK_TOKENS]
+    assert figures(r"wire × min\(1, (\S+) ÷ m\)") == [CHUNK_TOKENS]
+    assert figures(r"recent mean \((\S+) tokens before any answer has ended\)") == [ANSWER_TOKENS]
+    shares = r"compute prompts for (\w+) of its time at least, and no worker for more than (\S+) %"
+    assert figures(shares) == [LEAST_COMPUTING, MOST_COMPUTING * 100]
     assert figures(r"differ by less than (\S+) ms take turns") == [ALIKE_S * 1000]
     assert figures(r"All workers within (\S+) ms of the cheapest") == [ALIKE_S * 1000]
+
+
+def test_the_risk_of_missing_an_slo() -> None:
+    assert figures(r"`\(r − (\S+)\) ÷ (\S+)`, between 0 and 1") == [1 - UNSURE, 2 * UNSURE]
+    assert figures(r"taken to be (\S+) times as long as the mean") == [MET]
+
+
+def test_prefixes_that_are_shared() -> None:
+    assert figures(r"a count that fades over (\S+) s") == [LASTING_S]
+    assert figures(r"by (\S+) queued tokens and (\S+) requests in flight") == [AFFINITY_TOKENS, AFFINITY_REQUESTS]
+    assert figures(r"− \((\S+) ms \+ g × KV bytes of a token") == [FETCH_SETUP_S * 1000]
+    assert figures(r"names up to (\w+) of them") == [MAX_SOURCES]
 
 
 def test_what_is_taken_for_what_nobody_measured() -> None:
@@ -58,6 +78,7 @@ def test_how_many_are_weighed_and_told() -> None:
     assert figures(r"the (\w+) cheapest of each side and the (\w+) decode workers") == [TOP, TOP]
     assert figures(r"weighed \(at most (\w+)\)") == [MAX_OPTIONS]
     assert figures(r"put together beyond (\S+) rows") == [MAX_ROWS]
+    assert figures(r"last report is older than (\S+) s") == [STALE_S]
 
 
 def test_nobody_starves() -> None:
