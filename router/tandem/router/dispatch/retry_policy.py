@@ -1,5 +1,5 @@
 """What becomes of a request when a worker fails it: whose fault it was, who may try next, and when. Decisions alone:
-no sockets, no timers, and the clock is passed in (docs/survival.md).
+no sockets, no timers, and the clock is passed in (docs/failure-handling.md).
 
 failure ──▶ judge: whose? ──▶ the request's own: it ends
                           └─▶ a worker's: left out from now on ──▶ Survival.denial ──▶ Survival.choose: Plan or Wait
