@@ -71,7 +71,7 @@ def test_what_is_taken_for_what_nobody_measured() -> None:
         ASSUMED_SEQUENCES,
     ]
     fetching = r"`(\S+) ms \+ bytes / measured link speed` .* 100 MB/s, 5,000 tokens/s\), (\w+) at most"
-    assert figures(fetching, "transfer.md") == [FETCH_SETUP_S * 1000, MAX_SOURCES]
+    assert figures(fetching, "transfer/fetch.md") == [FETCH_SETUP_S * 1000, MAX_SOURCES]
 
 
 def test_how_many_are_weighed_and_told() -> None:

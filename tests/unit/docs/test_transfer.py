@@ -1,4 +1,4 @@
-"""docs/transfer.md and frames.md against the code: promises, transports, offsets of bytes in the tables."""
+"""The pages on KV transfer and frames.md against the code: guarantees, transports, offsets in the tables of bytes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,20 @@ from tandem.kvtransfer.transports import base, collective, flow_control, grpc, i
 from tandem.kvtransfer.transports.registry import TRANSPORTS
 
 ROOT = Path(__file__).resolve().parents[3]
-TEXT = (ROOT / "docs" / "transfer.md").read_text()
-FRAMES = (ROOT / "docs" / "frames.md").read_text()
+OVERVIEW = (ROOT / "docs/transfer.md").read_text()
+PROTOCOL = (ROOT / "docs/transfer/protocol.md").read_text()
+LINKS = (ROOT / "docs/transfer/links.md").read_text()
+FRAMES = (ROOT / "docs/frames.md").read_text()
+PAGES = sorted((ROOT / "docs" / "transfer").glob("*.md"))
 
 
-def section(title: str) -> str:
-    """From the heading to the next of its level or above."""
+def section(text: str, title: str) -> str:
+    """Return `text` from the heading to the next of its level or above."""
     mark = re.match(r"#+", title)
     assert mark is not None
-    start = TEXT.index(f"\n{title}\n") + len(title) + 2
-    following = re.search(rf"^#{{1,{len(mark[0])}}} ", TEXT[start:], re.MULTILINE)
-    return TEXT[start : start + following.start()] if following else TEXT[start:]
+    start = text.index(f"\n{title}\n") + len(title) + 2
+    following = re.search(rf"^#{{1,{len(mark[0])}}} ", text[start:], re.MULTILINE)
+    return text[start : start + following.start()] if following else text[start:]
 
 
 def rows(text: str) -> list[list[str]]:
@@ -41,14 +44,27 @@ def rows(text: str) -> list[list[str]]:
 
 
 def byte_table(heading: str) -> list[tuple[int, str, str]]:
-    """(offset, size, field) of the table with a last column called `heading`."""
+    """(offset, size, field) of the table whose last column is called `heading`."""
     start = FRAMES.index(f"| at | bytes | {heading} |\n")
     end = FRAMES.find("\n\n", start)
     return [(int(at), size, field) for at, size, field in rows(FRAMES[start:end])[1:]]
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_page_begins_with_a_summary_and_is_linked(page: Path) -> None:
+    title, blank, *rest = page.read_text().splitlines()
+    assert title.startswith("# KV transfer: ")
+    assert (blank, rest[5]) == ("", "")
+    assert all(line.startswith("- ") for line in rest[:5])
+    assert f"(transfer/{page.name})" in OVERVIEW
+
+
+def test_the_overview_is_short() -> None:
+    assert len(OVERVIEW.splitlines()) <= 60
+
+
 def test_every_promise_names_a_proof() -> None:
-    promises = [row for row in rows(section("## What is promised, and what proves it"))[1:] if row[1]]
+    promises = [row for row in rows(section(PROTOCOL, "## Guarantees and proofs"))[1:] if row[1]]
     assert len(promises) > 25
     for promise, _, proof in promises:
         named = re.findall(r"`(tests/[^`]+|make proof NAME=\w+)`", proof)
@@ -57,10 +73,10 @@ def test_every_promise_names_a_proof() -> None:
 
 
 def test_every_transport_has_a_row() -> None:
-    tables = rows(section("## Transports"))
+    tables = rows(section(LINKS, "## Transports"))
     about = [row[0].strip("`") for row in tables if len(row) == 6][1:]
     assert about == list(TRANSPORTS)
-    for wide, text in ((4, section("## Transports")), (5, FRAMES)):
+    for wide, text in ((4, section(LINKS, "## Transports")), (5, FRAMES)):
         named = {name for row in rows(text) if len(row) == wide for name in re.findall(r"`(\w+)`", row[0])}
         assert named == set(TRANSPORTS)
     for row in tables:
@@ -137,7 +153,7 @@ UNDER_WAY: dict[str, tuple[float, ...]] = {
 @pytest.mark.parametrize("name", UNDER_WAY)
 def test_how_much_is_under_way(name: str) -> None:
     """The figures of a row in order: bytes as MiB, counts as they are."""
-    table = section("## Transports")
+    table = section(LINKS, "## Transports")
     (row,) = [
         one for one in rows(table[table.index("| transport | window |") :]) if f"`{name}`" in one[0] and len(one) == 4
     ]
@@ -148,8 +164,8 @@ def test_how_much_is_under_way(name: str) -> None:
 
 
 def figures(pattern: str) -> list[float]:
-    """Return the groups of `pattern` in the section on measured links as numbers; it is there once."""
-    (found,) = re.findall(pattern, " ".join(section("## Which transport a link takes").split()))
+    """Return the groups of `pattern` in the section on measured links as numbers; it matches once."""
+    (found,) = re.findall(pattern, " ".join(section(LINKS, "## Transport selection").split()))
     words = {"two": 2, "four": 4, "five": 5}
     return [words.get(one) or float(one) for one in ([found] if isinstance(found, str) else found)]
 

@@ -34,7 +34,7 @@ def test_a_c_source_is_its_package() -> None:
 
 
 def test_a_page_is_held_by_the_tests_that_name_it() -> None:
-    assert "tests/unit/docs/test_transfer.py" in affected(["docs/transfer.md"])
+    assert "tests/unit/docs/test_transfer.py" in affected(["docs/transfer/links.md"])
 
 
 def test_a_rig_and_a_conftest_are_those_who_use_them() -> None:
