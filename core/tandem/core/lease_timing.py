@@ -2,7 +2,7 @@
 the others would give up who lives, one that waited for more would write to who was given up.
 
 There are two kinds of silence. A process that says nothing is gone; one whose event loop stands is slow, up to a longer
-bound (docs/adr/0047-liveness-off-the-loop.md).
+bound (docs/adr/0047-liveness-off-the-event-loop.md).
 """
 
 from __future__ import annotations
