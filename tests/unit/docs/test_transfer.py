@@ -35,11 +35,7 @@ def section(text: str, title: str) -> str:
 
 def rows(text: str) -> list[list[str]]:
     """The cells of every table row, headings among them."""
-    lines = [
-        line
-        for line in text.splitlines()
-        if line.startswith("|") and not line.startswith("|---")
-    ]
+    lines = [line for line in text.splitlines() if line.startswith("|") and not line.startswith("|---")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
