@@ -1,4 +1,4 @@
-"""One circuit breaker a worker: who keeps failing gets no new requests for a while, then one at a time as a trial.
+"""One circuit breaker per worker: repeated failures stop new requests for a while, then allow one trial at a time.
 
 closed ──failures in a row──▶ open ──time──▶ half-open ──the trial succeeds──▶ closed
                                ▲                 └──the trial fails: twice the time──┐
@@ -57,11 +57,11 @@ class Breakers:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing speaks against anybody."""
+        """True if no worker has a counted failure or an open breaker."""
         return not self._breakers
 
     def allows(self, member: Member) -> bool:
-        """Whether a new request may go there: it is closed, or half-open without a trial."""
+        """True if a new request may go there: it is closed, or half-open without a trial."""
         state = self.state(member)
         return state is BreakerState.CLOSED or (state is BreakerState.HALF_OPEN and not self._breakers[member].trial)
 

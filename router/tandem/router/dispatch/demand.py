@@ -1,4 +1,4 @@
-"""Who asked for how much lately, also those that were not served: kept for the planner, never what they said."""
+"""Recent demand, unserved requests included: sizes and SLO classes for the planner, never contents."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class DemandBook:
             self._came.popitem(last=False)
 
     def asked(self, flights: Iterable[Flight], traces: TraceBook, now_s: float, within_s: float) -> list[Asked]:
-        """All of the last `within_s`, oldest first. Whoever got no token, or has not ended, may have more to come."""
+        """All of the last `within_s`, oldest first. A request without a token, or that has not ended, may have more to
+        come."""
         flying = {str(flight.id): flight for flight in flights}
         found: list[Asked] = []
         for request, came in self._came.items():

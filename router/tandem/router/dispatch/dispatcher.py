@@ -1,7 +1,6 @@
-"""Sends requests to the workers of a plan, routes what comes back, and takes every end of a request to all of them.
+"""Sends requests to the workers of a plan, routes their answers, and reports every end of a request to all of them.
 
-An attempt that fails is followed by another one that carries what the client has; who gets it and when is decided in
-retry_policy.py.
+A failed attempt is followed by another one that carries what the client has; retry_policy.py decides where and when.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class DispatchMeter(Protocol):
 
 
 class DispatchListener(Protocol):
-    """Is told what a dispatcher learns of workers."""
+    """Receives what a dispatcher learns of workers."""
 
     def on_link_up(self) -> None:
         """A worker is connected."""
@@ -75,7 +74,7 @@ class Queue(Protocol):
         """How many wait for workers of this model."""
 
     def in_time(self, terms: Terms, arrived_s: float, first_token_s: float, compute_s: float) -> None:
-        """Raises what a client is told whose request had better not be served, its first token being so far away."""
+        """Raise the client's error if a first token this far away makes the request not worth serving."""
 
 
 class Dispatcher:
@@ -95,7 +94,7 @@ class Dispatcher:
         self._clock, self._meter, self._listener, self._queue = clock, meter, listener, queue
         self.hot = HotPrefixes()
         self.on_said: Callable[[WorkerLink], None] = lambda link: None
-        """Is told of every state of a worker, before that is acknowledged."""
+        """Called with every state of a worker, before that is acknowledged."""
         self._legs = Legs(table, prefixes, self.hot)
         self._lengths = AnswerLengths()
         self.traces = TraceBook()
@@ -118,7 +117,7 @@ class Dispatcher:
         return len(self._waiting)
 
     def stranded(self, model: str) -> int:
-        """Flights of this model that no worker has had yet: nobody could serve them when they came."""
+        """Flights of this model that no worker has had yet: none could serve them on arrival."""
         waiting = (self._flights[request] for request in self._waiting)
         return sum(flight.work.model == model and not flight.history.failures for flight in waiting)
 
@@ -147,7 +146,7 @@ class Dispatcher:
             self._end(flight)
 
     def end_choice(self, flight: Flight, choice: int) -> None:
-        """Nobody wants more of this choice: no worker generates it any further. With the last one the request ends."""
+        """Stop generating this choice at every worker: it is wanted no more. With the last one the request ends."""
         flight.end_choice(choice)
         if flight.is_finished:
             self._end(flight)
@@ -160,7 +159,7 @@ class Dispatcher:
     # ---- out -------------------------------------------------------------------------------------------------------
 
     def _start(self, flight: Flight) -> None:
-        """Send the flight's current attempt off, or see to it that it waits; raises if nobody can take it."""
+        """Send the flight's current attempt off, or have it wait; raises if no worker can take it."""
         view, now_s = self._look_up(flight.work, flight.sampling), self._clock.now_s()
         if not flight.is_probe:
             plan = self._plan(flight, view, now_s)
@@ -207,12 +206,12 @@ class Dispatcher:
         return self._table.candidates(view, now_s, model=work.model, cache_key=work.cache_key)
 
     def explain(self, work: Work) -> tuple[Plan, list[Candidate]]:
-        """What would be done with `work` now, and what is known of every worker; nothing is sent or counted."""
+        """The plan for `work` if it came now, and every worker as seen; nothing is sent or counted."""
         now_s, view = self._clock.now_s(), self._look_up(work, work.sampling)
         return self._foresee(work, view, now_s), self._candidates(work, view, now_s)
 
     def foresee(self, work: Work) -> Plan:
-        """What would be done with `work` now."""
+        """The plan for `work` if it came now."""
         return self._foresee(work, self._look_up(work, work.sampling), self._clock.now_s())
 
     def alone(self, work: Work, waiting: int) -> WorkerId | None:
@@ -272,7 +271,7 @@ class Dispatcher:
             return
         self._verdict(flight, failure)
         flight.mark("failed", self._clock.now_s(), failure.error.message)
-        # From here on the old attempt says nothing to the client: what is forced now is what the client has.
+        # From here on nothing of the old attempt reaches the client: what is forced now is what the client has.
         old, worker_count = flight.attempt, len(flight.legs)
         flight.begin_attempt(failure.cause.value)
         self._legs.cancel(flight, old, "superseded by another attempt")
@@ -305,7 +304,7 @@ class Dispatcher:
         return flight.is_finished or flight.inbox.error is not None or flight.id not in self._flights
 
     def _end(self, flight: Flight) -> None:
-        """Forget a request, and tell every worker that may still hold something of it."""
+        """Forget a request, and cancel it at every worker that may still hold something of it."""
         is_news = self._flights.pop(flight.id, None) is not None
         timer = self._waiting.pop(flight.id, None)
         if timer is not None:
@@ -325,7 +324,7 @@ class Dispatcher:
     # ---- moves -----------------------------------------------------------------------------------------------------
 
     def _move(self, link: WorkerLink, request: RequestId) -> None:
-        """Have it go on elsewhere; where nobody can take it, it goes on where it is."""
+        """Have it go on elsewhere; where no worker can take it, it goes on where it is."""
         flight = self._flights.get(request)
         if flight is None or flight.legs.get(link.worker) is not link or self._is_over(flight) or flight.is_probe:
             return
@@ -358,13 +357,13 @@ class Dispatcher:
             self._give_up(flight, "no_worker", error)
 
     async def run(self) -> None:
-        """Look after flights that nobody speaks of any more, until cancelled."""
+        """Look after flights without progress, until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_S)
             self.sweep()
 
     def sweep(self) -> None:
-        """Give stalled flights, and those that are handed back, to somebody else. Where there is nobody, they go on."""
+        """Move stalled flights, and those that are handed back, to other workers. Where there is none, they go on."""
         self._handed_back.look_again(self._table.links)
         now_s, stall_s = self._clock.now_s(), self._survival.stall_s
         for flight in self.flights:
@@ -408,8 +407,8 @@ class Dispatcher:
                 self._meter.dropped(dropped)
 
     def _progress(self, flight: Flight, link: WorkerLink, *, is_first: bool) -> None:
-        """`is_first`: of a prompt that this worker computed. Whoever has made a token of its own has proven itself; the
-        answer may take minutes from there."""
+        """`is_first`: of a prompt that this worker computed. A worker that has made a token of its own has proven
+        itself; the answer may take minutes from there."""
         plan = flight.plan
         is_decoder = link.worker == plan.decode
         if is_decoder and plan.prefill is not None and plan.prefill in flight.legs:
@@ -442,7 +441,7 @@ class Dispatcher:
             self._failed(flight, judge(error, reporter, peer), error)
 
     def _is_needed(self, flight: Flight, link: WorkerLink) -> bool:
-        """All but the prefill worker, once the decode worker said that it goes on and every first token is here."""
+        """True for all but the prefill worker, once the decode worker has gone on and every first token is here."""
         is_prefill = link.worker == flight.plan.prefill != flight.plan.decode
         return not (is_prefill and flight.phase is Phase.DECODE and flight.has_first_tokens)
 
@@ -466,7 +465,7 @@ class Dispatcher:
         self._welcome()
 
     def _welcome(self) -> None:
-        """Somebody takes work that did not before."""
+        """Retry waiting requests: a worker takes work that did not before."""
         self._roused = deque(self._waiting)
         if self._rousing is None:
             self._rouse()

@@ -1,4 +1,4 @@
-"""One request in flight: fences what arrives for it, puts it in order, and hands it to whoever reads the answer."""
+"""One request in flight: fences what arrives for it, puts it in order, and hands it to the reader of the answer."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ _FIRST = Attempt(1)
 UNPLANNED = Plan(decode=WorkerId(""), prefill=None, reason="not planned yet")
 _TOKEN_BYTES = 256
 _ALTERNATIVE_BYTES = 8
-"""What a token and a reported alternative take in a stream, about; for the bound on unread backlog."""
+"""About what a token and a reported alternative take in a stream; for the bound on unread backlog."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Work:
-    """A validated request: one prompt, `sampling.n` choices. Whoever reads it fills it in; then it is never changed.
+    """A validated request: one prompt, `sampling.n` choices. Its reader fills it in; then it is never changed.
 
     `model` is what its workers must compute; empty = any. `salt` is in the root of its block hashes; empty = that
-    of requests that belong to no tenant. Works of one `cache_key` like to meet again.
+    of requests that belong to no tenant. Works of one `cache_key` are routed to the same workers when that is cheap.
     """
 
     prompt: Sequence[int]
@@ -48,7 +48,7 @@ class Work:
     cache_key: str = ""
     echo: Echo | None = None
     is_echo_alone: bool = False
-    """The answer is the prompt: whatever is generated is for nobody."""
+    """The answer is the prompt: generated tokens are discarded."""
     terms: Terms = field(default_factory=Terms)
     arrived_s: float | None = None
     """When its API call arrived; None = now."""
@@ -71,7 +71,7 @@ class Arrival:
 
 
 class Turn:
-    """What is to be called in the next turn of the event loop: all of it at once, as one call of the loop."""
+    """Calls for the next turn of the event loop: all of them at once, as one call of the loop."""
 
     def __init__(self) -> None:
         self._due: dict[Callable[[], None], None] = {}
@@ -89,7 +89,7 @@ class Turn:
 
 
 class Inbox:
-    """What has arrived for one answer and was not read yet; one reader. The first failure is the last thing read.
+    """Unread arrivals of one answer; one reader. The first failure is the last thing read.
 
     `turn`: shared with other answers, for readers that `follow`."""
 
@@ -128,10 +128,10 @@ class Inbox:
         if is_urgent:
             self._arrivals.clear()
         self.when_failed(self._on_failed)
-        self._wake()  # later: a client that hears of the failure finds nothing of the request left
+        self._wake()  # later: a client that receives the failure finds nothing of the request left
 
     def when_failed(self, call: Callable[[], None] | None) -> None:
-        """Have `call`, and nobody else, called soon after the first failure, or now if there was one; None = nobody."""
+        """Have `call` alone called soon after the first failure, or now if there was one; None = no call."""
         self._on_failed = call
         if call is not None and self._error is not None:
             asyncio.get_running_loop().call_soon(self._tell_failed)
@@ -157,12 +157,12 @@ class Inbox:
             raise self._error
         arrivals, self._arrivals, self._bytes = self._arrivals, [], 0
         if self._error is not None:
-            self._wake()  # who follows comes again for the failure
+            self._wake()  # a follower comes again for the failure
         return arrivals
 
     def follow(self, call: Callable[[], None] | None) -> None:
-        """Have `call`, which raises nothing, called in the turn after something arrived, in place of waking who waits;
-        None = no more, but it may be called once again."""
+        """Have `call`, which raises nothing, called in the turn after something arrived, in place of waking the waiting
+        reader; None = no more, but it may be called once again."""
         self._follower = call
         if call is not None and (self._arrivals or self._error is not None):
             self._wake()
@@ -176,8 +176,8 @@ class Inbox:
 
 @dataclass(slots=True)
 class _Order:
-    """The tokens of one choice. `tokens` are all that were passed on, of whichever attempt; the current one says those
-    from `first_index` on."""
+    """The tokens of one choice. `tokens` are all that were passed on, of whichever attempt; the current one supplies
+    those from `first_index` on."""
 
     tokens: array[int] = field(default_factory=lambda: array("I"))
     first_index: int = 0
@@ -196,7 +196,7 @@ class _Order:
         return self.finish_at is not None and self.next_index >= self.finish_at
 
     def end(self) -> None:
-        """Nobody wants more of it: it ends as it stands."""
+        """End it as it stands: no more of it is wanted."""
         if not self.is_done:
             self.finish_at, self.finish, self.is_unwanted = self.next_index, FinishReason.STOP, True
             self.early.clear()
@@ -227,7 +227,7 @@ class _Order:
         return tokens, logprobs
 
     def begin_attempt(self) -> None:
-        """What was not passed on is forgotten, an end that was not reached too."""
+        """Forget tokens that were not passed on, and an end that was not reached."""
         self.early.clear()
         self.first_index = self.next_index
         if not self.is_done:
@@ -251,12 +251,12 @@ class Flight:
     phase: Phase = Phase.QUEUED
     legs: dict[str, WorkerLink] = field(default_factory=dict)
     pair: tuple[Member, ...] = ()
-    """Everybody in the plan, in the incarnations that the attempt was sent to."""
+    """All workers in the plan, in the incarnations that the attempt was sent to."""
     cached_tokens: int | None = None
     predicted_tokens: int = 0
-    """What `cached_tokens` ought to be, by the index and by what this router had sent to the worker that computes."""
+    """The expected `cached_tokens`, by the index and by what this router had sent to the worker that computes."""
     is_hoped: bool = False
-    """Whether the latter had a part in it: the blocks were expected there, not published."""
+    """True if the latter had a part in it: the blocks were expected there, not published."""
     handoff: HandoffTiming | None = None
     prefill_started_s: float | None = None
     left_s: float | None = None
@@ -267,9 +267,9 @@ class Flight:
     recomputed: Counter[str] = field(default_factory=Counter)
     """Tokens that attempts computed again, by what the one before ended with."""
     redoing: str = ""
-    """That, until the current attempt says what it found; "" = there was nothing yet to compute again."""
+    """That, until the current attempt reports how many tokens it found; "" = there was nothing yet to compute again."""
     moments: list[Moment] = field(default_factory=list)
-    """What happened to it so far, for operators."""
+    """Events of the request so far, for operators."""
     trace: Trace | None = None
     """All of it, once it is over."""
     orders: list[_Order] = field(default_factory=list)
@@ -281,12 +281,12 @@ class Flight:
 
     @property
     def deadline_s(self) -> float:
-        """When nobody waits for it any more."""
+        """The time at which the client's wait ends."""
         return self.started_s + (self.work.timeout_s if self.left_s is None else self.left_s)
 
     @property
     def names(self) -> dict[str, Any]:
-        """What it is called in logs."""
+        """Identifiers of the request in logs."""
         return {"request": self.id, **({"trace": self.work.trace_id} if self.work.trace_id else {})}
 
     @property
@@ -301,7 +301,7 @@ class Flight:
 
     @property
     def has_first_tokens(self) -> bool:
-        """Of every choice in this attempt: the prefill worker has nothing more to say."""
+        """True if every choice has its first token in this attempt: the prefill worker has nothing more to send."""
         return all(order.is_done or order.next_index > order.first_index for order in self.orders)
 
     @property
@@ -315,7 +315,7 @@ class Flight:
 
     def predict(self, tokens: int, block_tokens: int, *, is_hoped: bool) -> None:
         """So many prompt tokens should be known to the worker that the prompt is sent to; blocks are found whole, and
-        the last token is computed anyway. Of several attempts, the one counts that said first what it found."""
+        the last token is computed anyway. Of several attempts, the first one that reported its cached tokens counts."""
         if self.cached_tokens is None:
             most = (len(self.work.prompt) - 1) // max(1, block_tokens) * block_tokens
             self.predicted_tokens, self.is_hoped = min(tokens, most), is_hoped
@@ -353,8 +353,8 @@ class Flight:
         return max(1, self.work.sampling.max_tokens - shortest)
 
     def job(self, now_s: float, followers: float = 0.0, waiting: int = 0, answer_tokens: float = 0.0) -> Job:
-        """What the policy needs to know of it, planned at `now_s`. `followers`: prompts to come that begin alike;
-        `waiting`: requests that wait in the router; `answer_tokens`: of an answer on average, 0 = not known."""
+        """The policy's view of it, planned at `now_s`. `followers`: prompts to come that begin alike; `waiting`:
+        requests that wait in the router; `answer_tokens`: of an answer on average, 0 = not known."""
         return Job(
             prompt_tokens=len(self.work.prompt) + self.replayed_tokens,
             max_tokens=self.longest_rest_tokens,
@@ -386,7 +386,8 @@ class Flight:
             self.redoing = ""
 
     def _began(self, phase: Phase, at_s: float) -> None:
-        """A worker says with its first token when it began: news of that by itself may be as late as the token."""
+        """Record when a phase began, as reported with the first token: news of that by itself may be as late as the
+        token."""
         places = {moment.what: place for place, moment in enumerate(self.moments) if moment.attempt == self.attempt}
         at_s = max(at_s, self.moments[places["sent"]].at_s if "sent" in places else self.started_s)
         if phase in places:
@@ -398,7 +399,7 @@ class Flight:
             self.prefill_started_s = at_s
 
     def begin_attempt(self, cause: str = "") -> None:
-        """The attempt before is over: from now on nothing that it says is taken, so what `forced` gives stays true."""
+        """The attempt before is over: from now on its messages are ignored, so what `forced` gives stays true."""
         self.attempt = Attempt(self.attempt + 1)
         self.redoing = cause if self.first_token_s is not None else ""
         self.phase, self.pair = Phase.QUEUED, ()

@@ -1,6 +1,6 @@
-"""Requests that a draining worker hands back, and where they go on. Until somebody takes one, it goes on where it is.
+"""Requests that a draining worker hands back, and where they go on: on the same worker until another one takes them.
 
-A move is no failure: it suspects nobody and is not counted against the request's attempts, nor the retry budget.
+A move is no failure: it suspects no worker and is not counted against the request's attempts, nor the retry budget.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ CAUSE = "moved"
 
 
 class HandedBack:
-    """What draining workers hand back, shown to `move` one by one: planning all at once would stop the event loop."""
+    """Requests handed back by draining workers, shown to `move` one by one: planning all at once would stop the event
+    loop."""
 
     def __init__(self, move: Callable[[WorkerLink, RequestId], None], spacing_s: float) -> None:
         self._move, self._spacing_s = move, spacing_s
@@ -38,7 +39,7 @@ class HandedBack:
             self._next()
 
     def look_again(self, links: Iterable[WorkerLink]) -> None:
-        """At what nobody could take before."""
+        """Retry those that no worker could take before."""
         if self._timer is None:
             for link in links:
                 if link.hands_back and link.requests:
@@ -58,10 +59,10 @@ class HandedBack:
 def plan_move(
     flight: Flight, link: WorkerLink, job: Job, candidates: Sequence[Candidate], plan_anew: Callable[[], Plan | None]
 ) -> Plan | None:
-    """How `flight` goes on without `link`, which fed or decoded it; None = nobody else can.
+    """Plan how `flight` goes on without `link`, which fed or decoded it; None = no other worker can.
 
-    Whoever decoded has all of its KV: it is fetched from there. Before that the request is planned like any other, with
-    what `link` has of the prompt.
+    The worker that decoded it has all of its KV: it is fetched from there. Before that the request is planned like any
+    other, with what `link` has of the prompt.
     """
     if link.facts is None:
         return None

@@ -1,6 +1,6 @@
 """Saves hot prefixes of workers that drain: others fetch them while the worker still answers.
 
-    draining ──▶ held back: its acknowledgement ──▶ a request of one token a prefix, at who stays, with it as the source
+    draining ──▶ held back: its acknowledgement ──▶ a request of one token a prefix, at others, with it as the source
                                                     └──▶ all saved, too late, or it has no time: acknowledged
 
 A worker is drained once every router has acknowledged, so it waits for this: a few seconds at most, and no longer than
@@ -45,7 +45,8 @@ class EventBook(Protocol):
 
 
 class Carrying:
-    """Belongs to the event loop. `on_state` is told of every state of a worker; without `run` nothing is held back."""
+    """Belongs to the event loop. `on_state` is called with every state of a worker; without `run` nothing is held
+    back."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class Carrying:
         self._group: asyncio.TaskGroup | None = None
         self._runs: dict[WorkerLink, asyncio.Task[None]] = {}
         self._saved: asyncio.Queue[ClusterEvent] = asyncio.Queue()
-        """What the book is yet to be told; no worker waits for it."""
+        """Events to be written to the book; no worker waits for it."""
 
     async def run(self) -> None:
         """Save what is worth it, until cancelled."""
@@ -100,7 +101,7 @@ class Carrying:
                     if found is not None and expected_s + found.fetch_s <= EXPECTED_S:
                         expected_s += found.fetch_s
                         tokens = await self._fetch(link, prefix, found)
-                        if not tokens:  # whoever was to fetch it computed it, and would compute the next one, too
+                        if not tokens:  # the fetching worker computed it, and would compute the next one, too
                             break
                         count, moved_bytes = count + 1, moved_bytes + int(tokens * found.token_bytes)
                     await asyncio.sleep(0)
@@ -131,12 +132,12 @@ class Carrying:
                 event(_log, "event not kept", logging.WARNING, why=error.message)
 
     def _hot(self, link: WorkerLink) -> list[HotPrefix]:
-        """What is asked for these days of workers like this one, the last first."""
+        """Prefixes recently requested of workers like this one, the last first."""
         every = [] if link.facts is None else self._dispatcher.hot.latest(link.facts.model)
         return [one for one in every if self._prefixes.followers(one.key) >= MIN_FOLLOWERS]
 
     def _look(self, link: WorkerLink, prefix: HotPrefix) -> Saving | None:
-        """Whether it should be saved, as things stand now: others may have done it."""
+        """How to save the prefix as things stand now, None = not worth it: others may have done it."""
         if link.facts is None:
             return None
         staying = [other.facts for other in self._table.usable(link.facts.model) if other.facts is not None]

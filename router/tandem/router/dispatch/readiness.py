@@ -1,6 +1,6 @@
-"""Whether this router can serve: a pair that has moved KV in its present incarnations, or a worker that answers alone.
+"""Readiness: a pair that has moved KV in its present incarnations, or a worker that answers alone.
 
-It is ready when it can serve one of its models. The router does not wait for clients to find out: it sends a request of
+The router is ready when it can serve one of its models. It does not wait for clients to find out: it sends a request of
 two tokens through new pairs, so many that every worker has been tried with PAIRS_EACH others.
 """
 
@@ -36,12 +36,12 @@ PAIRS_EACH = 4
 _BACKLOG_BYTES = 1 << 20
 
 Key = frozenset[tuple[str, int]]
-"""(worker, incarnation) of everybody who works together."""
+"""(worker, incarnation) of all workers that serve together."""
 
 
 @dataclass(slots=True)
 class _Trial:
-    """What came of probing one key so far."""
+    """Result of probing one key so far."""
 
     retry_at_s: float
     backoff_s: float
@@ -66,7 +66,7 @@ class Readiness:
         self._proven: set[Key] = set()
         self._trials: dict[Key, _Trial] = {}
         self._targets: dict[str, dict[Key, Plan]] = {}
-        """By model, everybody who could serve it together, as of `_able`, and who of them is tried."""
+        """By model, every key that could serve it, as of `_able`, and those of them that are tried."""
         self._tried: dict[str, dict[Key, Plan]] = {}
         self._able: tuple[tuple[str, int], ...] | None = None
         self._probing: set[Key] = set()
@@ -75,7 +75,7 @@ class Readiness:
         self.is_draining = False
 
     def on_link_up(self) -> None:
-        """A worker is connected: it may be somebody to probe."""
+        """Wake the prober: a worker is connected, and may be one to probe."""
         self._wake.set()
 
     def on_proven(self, workers: Iterable[tuple[str, int]]) -> None:
@@ -88,11 +88,11 @@ class Readiness:
 
     @property
     def is_ready(self) -> bool:
-        """Whether some model can be served."""
+        """True if some model can be served."""
         return not self.is_draining and any(not self._missing(model) for model in self._probes)
 
     def missing(self) -> list[str]:
-        """What keeps models from being served, for people; empty = all are."""
+        """Why models cannot be served, for people; empty = all can."""
         if self.is_draining:
             return ["the router is stopping"]
         if len(self._probes) == 1:
@@ -145,7 +145,7 @@ class Readiness:
             self._wake.set()
 
     async def _sleep(self) -> None:
-        """Until somebody comes, a probe ends or is to be tried again."""
+        """Until a worker comes, a probe ends or is to be tried again."""
         try:
             async with asyncio.timeout(self._pause_s()):
                 await self._wake.wait()
@@ -184,7 +184,7 @@ class Readiness:
         return not is_known and (trial is None or trial.retry_at_s <= self._clock.now_s())
 
     def _look(self) -> None:
-        """See who is here, and forget who is not; cheap while nothing changes."""
+        """Update the targets to the workers that are here now, and forget the others; cheap while nothing changes."""
         able = tuple((link.worker, link.where.incarnation) for link in self._table.usable())
         if able == self._able:
             return
@@ -201,8 +201,8 @@ class Readiness:
         self._trials = {key: trial for key, trial in self._trials.items() if key <= up}
 
     def _alone(self, model: str, candidates: Sequence[Candidate]) -> set[RoleName]:
-        """Who is expected to serve alone. A model that starts waits for its pairs; once it was served, decode workers
-        may go on alone."""
+        """Roles that are expected to serve alone. A model that starts waits for its pairs; once it was served, decode
+        workers may go on alone."""
         if self._mode is Disaggregation.ALWAYS:
             return set()
         is_left_alone = model in self._served and not any(one.role is RoleName.PREFILL for one in candidates)

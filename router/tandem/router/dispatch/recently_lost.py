@@ -42,7 +42,7 @@ class Absentees:
             self._gone[worker] = replace(absentee, until_s=self._clock.now_s() + self._wait_s)
 
     def expected(self, model: str = "") -> list[Candidate]:
-        """Who may come back any moment, as they were, and serves `model`; "" = any."""
+        """Workers that serve `model` ("" = any) and may come back any moment, as they were."""
         self._forget()
         return [absentee.candidate for absentee in self._gone.values() if model in ("", absentee.model)]
 

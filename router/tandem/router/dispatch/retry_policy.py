@@ -1,7 +1,7 @@
-"""What becomes of a request when a worker fails it: whose fault it was, who may try next, and when. Decisions alone:
-no sockets, no timers, and the clock is passed in (docs/failure-handling.md).
+"""Retry policy: which workers a failure is charged to, which may try next, and when. Decisions alone: no sockets, no
+timers, and the clock is passed in (docs/failure-handling.md).
 
-failure ──▶ judge: whose? ──▶ the request's own: it ends
+failure ──▶ judge: fault? ──▶ the request's own: it ends
                           └─▶ a worker's: left out from now on ──▶ Survival.denial ──▶ Survival.choose: Plan or Wait
 """
 
@@ -34,7 +34,7 @@ from tandem.router.routing.plan import Candidate, Job, Plan, Policy
 _OWN_FAULT = (InvalidRequestError, AuthError, DeadlineError)
 """They would fail everywhere."""
 SECOND_CHANCE_S = 0.1
-"""After a failure, before somebody who may be to blame is tried again because nobody else is left; doubles."""
+"""Wait after a failure, before a suspect is tried again because no other worker is left; doubles."""
 _DOUBLINGS = 5
 _MACHINE_LOST = 2
 """Workers of one machine that fail a request by dying, or by transfers that break: the machine may be what died."""
@@ -57,7 +57,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """An attempt's end. `suspects` get the request again if nobody else is left; breakers of `charged` count it."""
+    """An attempt's end. `suspects` get the request again if no other is left; breakers of `charged` count it."""
 
     cause: Cause
     error: TandemError
@@ -67,8 +67,8 @@ class Failure:
 
 @dataclass(slots=True)
 class History:
-    """What went wrong with one request so far. A suspect that died is no candidate any more, whatever happens here.
-    `revision`: of the worker that began the answer; while others of it can serve, the answer goes on there."""
+    """Failures of one request so far. A suspect that died is no candidate any more, whatever happens here. `revision`:
+    of the worker that began the answer; while others of it can serve, the answer goes on there."""
 
     failures: int = 0
     error: TandemError | None = None
@@ -87,16 +87,16 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nobody may serve it now, but somebody should soon: look again at `until_s`, or when a worker comes."""
+    """No worker may serve it now, but one should soon: look again at `until_s`, or when a worker comes."""
 
     until_s: float
 
 
 def judge(error: TandemError, reporter: Member, peer: Member | None) -> Failure | None:
-    """Whose fault it is that `reporter` failed an attempt which it had with `peer`; None = the request's own.
+    """Charge a failure that `reporter` reported of an attempt which it had with `peer`; None = the request's own fault.
 
-    Who says that a transfer failed is alive and speaks of the other one. A worker that ends a request by itself was
-    told so by the other one, or is about to be another incarnation.
+    A worker that reports a failed transfer is alive, and means the other one. A worker that ends a request by itself
+    was made to by the other one, or is about to be another incarnation.
     """
     if isinstance(error, _OWN_FAULT):
         return None
@@ -104,7 +104,7 @@ def judge(error: TandemError, reporter: Member, peer: Member | None) -> Failure 
     if isinstance(error, PairRefusedError):
         return Failure(cause=Cause.TRANSFER, error=error, suspects=other)
     if isinstance(error, TransferError):
-        # Both are charged: whoever is not to blame succeeds with others meanwhile.
+        # Both are charged: the one that is not to blame succeeds with others meanwhile.
         return Failure(cause=Cause.TRANSFER, error=error, suspects=other, charged=here | other)
     if isinstance(error, CancelledError):  # not by this router
         ended = WorkerLostError("a worker ended the request by itself", why=error.what, todo="send it again")
@@ -121,13 +121,13 @@ def lost(error: TandemError, member: Member) -> Failure:
 
 
 def stalled(error: TandemError, member: Member) -> Failure:
-    """This worker was waited for and said nothing of the attempt for too long."""
+    """This worker was waited for and sent nothing of the attempt for too long."""
     blamed = frozenset({member})
     return Failure(cause=Cause.STALLED, error=error, suspects=blamed, charged=blamed)
 
 
 class Survival:
-    """One router's decisions about who gets a request, the first time and after failures."""
+    """One router's choice of workers for a request, the first time and after failures."""
 
     def __init__(self, policy: Policy, settings: RouterSection, clock: Clock) -> None:
         self.budget = RetryBudget(settings.retry_burst, settings.retry_ratio, settings.retry_per_s, clock)
@@ -155,8 +155,8 @@ class Survival:
         return "" if self.budget.take() else "budget"
 
     def choose(self, job: Job, candidates: Sequence[Candidate], history: History, model: str = "") -> Plan | Wait:
-        """Who serves a request for `model` ("" = any) now. Raises its last failure, or UnavailableError, when waiting
-        would not help."""
+        """Choose workers for a request for `model` ("" = any) now. Raises its last failure, or UnavailableError, when
+        waiting would not help."""
         refusal: TandemError | None = None
         for tier in _own_first(self._tiers(candidates, history), history.revision):
             try:
@@ -174,7 +174,7 @@ class Survival:
         raise history.error or refusal or UnavailableError("no worker is connected")
 
     def could_avoid(self, job: Job, candidates: Sequence[Candidate], history: History, member: Member) -> bool:
-        """Whether somebody else may serve the request now, whom nothing speaks against."""
+        """True if workers without a suspicion or an open breaker could serve the request instead."""
         others = [c for c in self.trusted(candidates, history) if _member(c) != member]
         try:
             self._policy.plan(job, others)
@@ -183,15 +183,15 @@ class Survival:
         return history.failures + 1 < self._max_attempts and self.budget.tokens >= 1.0
 
     def trusted(self, candidates: Sequence[Candidate], history: History) -> Sequence[Candidate]:
-        """Those whom nothing speaks against."""
+        """Candidates without a suspicion or an open breaker."""
         if not history.suspects and self.breakers.is_quiet:  # nearly always
             return candidates
         fresh = [c for c in candidates if _member(c) not in history.suspects]
         return [c for c in fresh if self.breakers.allows(_member(c))]
 
     def _tiers(self, candidates: Sequence[Candidate], history: History) -> Iterator[Sequence[Candidate]]:
-        """Ever more of the candidates: workers of a machine that seems to have died, those whose breaker is open, and
-        suspects only if there is nobody else."""
+        """Ever more of the candidates: workers of a machine that seems to have died, those with an open breaker, and
+        suspects only if there are no others."""
         trusted = self.trusted(candidates, history)
         if history.lost_on:
             elsewhere = [c for c in trusted if history.lost_on[c.host] < _MACHINE_LOST]
@@ -205,7 +205,7 @@ class Survival:
             yield candidates
 
     def _is_worth_waiting(self, job: Job, candidates: Sequence[Candidate], model: str) -> bool:
-        """Whether those who are expected back could serve it, alone or with those who are here."""
+        """True if the workers that are expected back could serve it, alone or with those that are here."""
         expected = self.absentees.expected(model)
         if not expected:
             return False

@@ -1,4 +1,4 @@
-"""Moments of a request made into spans: for `clusterctl trace`, and for whoever collects traces."""
+"""Moments of a request made into spans: for `clusterctl trace`, and for trace collectors."""
 
 from __future__ import annotations
 

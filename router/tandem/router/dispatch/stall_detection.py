@@ -1,4 +1,4 @@
-"""Requests that a living worker says nothing of any more: found by the time since they last went on. Pure."""
+"""Stall detection: requests without messages from a living worker, by the time since they last went on. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tandem.router.workers.connection import WorkerLink
 def silent_leg(flight: Flight, now_s: float, stall_s: float) -> WorkerLink | None:
     """The worker that should have gone on with `flight` for `stall_s` and did not, if there is one.
 
-    A queue or a prompt may take its time: who prefills is silent only if its load report says that it has nothing at
-    all to do. Who decodes is silent once there was a token.
+    A queue or a prompt may take its time: a prefill worker is silent only if its load report states that it has nothing
+    at all to do. A decode worker is silent once there was a token.
     """
     if stall_s <= 0 or now_s - flight.progress_s < stall_s:
         return None

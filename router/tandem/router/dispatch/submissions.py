@@ -19,7 +19,7 @@ from tandem.rpc.v1 import worker_pb2 as w
 
 
 class NotSentError(Exception):
-    """A worker did not take its leg: `link` is its, `error` says why."""
+    """A worker did not take its leg: `link` is its, `error` gives the reason."""
 
     def __init__(self, link: WorkerLink, error: TandemError) -> None:
         self.link, self.error = link, error
@@ -57,7 +57,7 @@ class Legs:
         self._prefixes.withdraw(flight.id, link.worker)
 
     def cancel(self, flight: Flight, attempt: Attempt, reason: str) -> None:
-        """Tell every worker that may still hold something of this attempt that it is over."""
+        """Cancel this attempt at every worker that may still hold something of it."""
         for link in list(flight.legs.values()):
             self.release(flight, link)
             if link.is_up:
@@ -111,9 +111,9 @@ class Legs:
         self._table.note_use(link)
 
     def _sent(self, flight: Flight, link: WorkerLink, leg: w.Leg.ValueType, view: PrefixView, job: Job) -> Sent:
-        """What this leg adds to the worker's load, until its load reports say so."""
+        """The load that this leg adds to the worker, until its load reports include it."""
         known = max([view.reusable_tokens.get(link.worker, 0), *(s.tokens for s in flight.plan.sources[:1])])
-        # What a decode worker pins in place of reserving is in the form in which this pair moves blocks.
+        # Blocks that a decode worker pins in place of reserving are in the form in which this pair moves blocks.
         held = flight.plan.decode_hit_tokens if leg == w.LEG_DECODE else view.held_tokens.get(link.worker, 0)
         return sent(
             job,
@@ -134,7 +134,7 @@ class Legs:
         link = self._table.link(worker)
         if link is None or not link.is_up:
             raise UnavailableError(f"worker {worker} is not connected", todo="try again")
-        if link.state is not WorkerState.READY:  # it was told that nothing more comes
+        if link.state is not WorkerState.READY:  # it was promised that nothing more comes
             raise UnavailableError(f"worker {worker} takes no new work", why=f"it is {link.state}", todo="try again")
         return link
 

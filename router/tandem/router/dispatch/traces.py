@@ -1,7 +1,7 @@
-"""What happened to a request and when: kept for those that run and for the latest that ended, never what they said.
+"""Events of requests and their times: kept for those that run and for the latest that ended, never their contents.
 
-Times are the router's monotonic seconds, and of a worker's news when it came here, some 10 ms late; with its first
-token a worker says when it began, and then that counts.
+Times are the router's monotonic seconds, for a worker's news those of its arrival here, some 10 ms late. With its first
+token a worker reports when it began, and then that counts.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ MAX_MOMENTS = 64
 
 @dataclass(slots=True)
 class Moment:
-    """Something that happened to an attempt: it was "sent", a worker said a phase, the "first_token" came, it "failed",
-    or "moved" to another worker.
+    """Something that happened to an attempt: it was "sent", a worker reported a phase, the "first_token" came, it
+    "failed", or "moved" to another worker.
 
     `prefill` and `decode` are the workers that it was planned on then; "" = none.
     """
@@ -38,7 +38,7 @@ class Moment:
 
 @dataclass(slots=True, kw_only=True)  # never changed, but frozen it would take four times as long to make
 class Trace:
-    """A request's moments. `ended_s` None = it runs. `error` is what its client was told, `reason` the last plan's."""
+    """A request's moments. `ended_s` None = it runs. `error` is what its client got, `reason` the last plan's."""
 
     request: str
     model: str
@@ -80,7 +80,7 @@ class TraceBook:
 
 
 def trace_of(flight: Flight, now_s: float, *, is_over: bool) -> Trace:
-    """What is known of a flight."""
+    """Return the trace of a flight as known now."""
     error, handoff = flight.inbox.error, flight.handoff
     arrived_s = flight.work.arrived_s
     return Trace(
