@@ -1,1 +1,1 @@
-"""Who may be sent to workers now, who waits, and what a request is promised. Pure, for the simulator, too."""
+"""Admission control: dispatch, queue, or reject a request, and its SLO terms. Pure, for the simulator, too."""

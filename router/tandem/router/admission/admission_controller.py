@@ -1,9 +1,9 @@
-"""Who may be sent to workers now, who waits, and who is told to come back later.
+"""Admission control: dispatch, queue, or reject with Retry-After.
 
-A request goes at once while workers have room and nobody waits. Otherwise it waits in a fair queue (fair_queue.py) of
-its model, as long as its SLO class and its deadline allow; whoever would wait longer than that hears so at once. Pure:
-the clock, what workers have room for and how long a prompt takes are passed in, and `pump` is called every POLL_S while
-anybody waits.
+A request goes at once while workers have room and none waits. Otherwise it waits in a fair queue (fair_queue.py) of its
+model, as long as its SLO class and its deadline allow; one that would wait longer than that is rejected at once. Pure:
+the clock, the room at workers and how long a prompt takes are passed in, and `pump` is called every POLL_S while any
+request waits.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ POLL_S = 0.005
 ANSWER_TOKENS = 128
 """How long an answer is taken to be, if it may be so long."""
 PRIORITY_S = 1.0
-"""What one step of priority is worth in waiting: bounded, so that nobody is overtaken for ever."""
+"""Queue time that one step of priority is worth: bounded, so that no request is overtaken for ever."""
 MARGIN = 0.9
 """Of a promised time to the first token, what waiting and computing may take as predicted."""
 _LEAST_S, _MOST_S = 0.1, 60.0
-"""What a client is told to wait, at least and at most."""
+"""Bounds of the Retry-After of a rejected request."""
 _STRANDED_S = 1.0
-"""What a client is told to wait where nobody knows when a worker will come."""
+"""Retry-After where it is not known when a worker will come."""
 CREDIT_TOKENS = 4096
 """So much may a tenant's short requests take before their turn, while a long one of another finds no room."""
 ASK_EVERY_S = 0.02
 """How often at most it is asked whether one worker had better serve a request whole, while the answer is no."""
 _PASSING = 4
-"""How many are looked at when there is no room for the one whose turn it is."""
+"""How many are looked at when there is no room for the first in turn."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -61,7 +61,7 @@ class Place(Waiting):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrived:
-    """A request that wants in. `cost` in tokens; `model`: who can serve it at all."""
+    """A request that wants in. `cost` in tokens; `model`: the one that its workers must serve."""
 
     terms: Terms
     need: Need
@@ -85,13 +85,13 @@ class _Lane:
     queue: FairQueue[Place]
     rate: DrainRate = field(default_factory=DrainRate)
     ask_again_s: float = -math.inf
-    """Nothing was better off alone: not to be asked for everybody every POLL_S."""
+    """None was better off alone: not to be asked for each of them every POLL_S."""
 
 
 class Admission:
     """`has_room(model, need)` looks at the workers, `has_place(worker, need)` at one that is to serve it whole; `order`
-    says how workers sort prompts; `on_waiting` is called when the first one begins to wait. `stranded(model)`: how many
-    were let in and wait for a worker to come at all."""
+    gives the order in which workers sort prompts; `on_waiting` is called when the first one begins to wait.
+    `stranded(model)`: how many were let in and wait for a worker to come at all."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Admission:
 
     @property
     def lanes(self) -> dict[str, tuple[FairQueue[Place], DrainRate]]:
-        """Who waits for which model's workers, and how fast that goes; to be looked at alone."""
+        """Queue and drain rate of each model; to be looked at alone."""
         return {model: (lane.queue, lane.rate) for model, lane in self._lanes.items()}
 
     def enter(
@@ -133,9 +133,9 @@ class Admission:
     ) -> Place | None:
         """Let a request in: `grant` is called before this returns, and None returned, or later, as is `refuse`.
 
-        `compute_s` says how long its prompt takes, when that is needed; `alone`, which worker had better serve it whole
-        now, seeing how many others wait, if one had. Raises CapacityError if it cannot wait, and
-        what `grant` raises if that is called at once.
+        `compute_s` gives how long its prompt takes, when that is needed; `alone`, which worker had better serve it
+        whole now, seeing how many others wait, if one had. Raises CapacityError if it cannot wait, and what `grant`
+        raises if that is called at once.
         """
         self._check_stranded(arrived.model)
         lane = self._lanes.get(arrived.model)
@@ -168,7 +168,7 @@ class Admission:
         return place
 
     def leave(self, place: Place) -> None:
-        """Whoever sent it has gone."""
+        """Remove a request that its client gave up."""
         if not place.is_over:
             place.is_over = True
             for lane in self._lanes.values():
@@ -176,14 +176,14 @@ class Admission:
                     lane.rate.watch(self._clock.now_s(), is_busy=len(lane.queue) > 0)
 
     def refuse_all(self, error: TandemError) -> None:
-        """Nobody will be sent off any more."""
+        """Reject all that wait: no request will be sent off any more."""
         for lane in self._lanes.values():
             for place in list(lane.queue):
                 lane.queue.remove(place)
                 _end(place, error)
 
     def pump(self) -> None:
-        """Send off whom there is room for, and tell those that waited too long."""
+        """Send off requests that there is room for, and reject those that waited too long."""
         now_s = self._clock.now_s()
         for model, lane in self._lanes.items():
             lane.rate.watch(now_s, is_busy=len(lane.queue) > 0)
@@ -207,7 +207,7 @@ class Admission:
                 lane.rate.watch(now_s, is_busy=False)
 
     def _next(self, model: str, queue: FairQueue[Place]) -> Place | None:
-        """Whose turn it is, if there is room for it; else somebody short who would overtake it at a worker, too."""
+        """Next to dispatch: the head if it fits, else a shorter one that would overtake it at a worker, too."""
         first = queue.first()
         if first is None or self._has_room(model, first.need) or self._is_better_alone(model, first):
             return first
@@ -216,7 +216,7 @@ class Admission:
         return next((place for place in passing if self._has_room(model, place.need)), None)
 
     def _is_better_alone(self, model: str, first: Place) -> bool:
-        """Whether a worker should serve it whole, past those that it would wait for as half of a pair."""
+        """True if a worker should serve it whole, past those that it would wait for as half of a pair."""
         lane, now_s = self._lanes[model], self._clock.now_s()
         if now_s < lane.ask_again_s:
             return False
@@ -260,7 +260,7 @@ class Admission:
         now_s, terms = self._clock.now_s(), arrived.terms
         due_s = self._order().due_s(arrived_s=arrived.arrived_s, remaining_s=compute_s, now_s=now_s)
         target_s = MARGIN * terms.ttft_s
-        # What even idle workers would be too late with is not sent away for it.
+        # A request that even idle workers would be too late with is not sent away for it.
         latest_s = arrived.arrived_s + target_s - compute_s if compute_s <= target_s else math.inf
         return Place(
             tenant=terms.tenant,

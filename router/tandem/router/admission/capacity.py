@@ -1,4 +1,4 @@
-"""Whether workers have room for another request, or whether it is better off waiting here, where order is fair.
+"""Capacity check: room at the workers for another request, or a wait here, where order is fair.
 
 Workers keep a short queue, so that they never idle and short prompts overtake long ones there; what they do not need
 for that waits in the router. Pure arithmetic over what workers reported and what was sent to them since.
@@ -22,7 +22,7 @@ SHORTER = 2.0
 
 
 class Reported(Protocol):
-    """The part of a load report that tells of room."""
+    """The part of a load report from which room is computed."""
 
     @property
     def queued_requests(self) -> int: ...
@@ -66,7 +66,7 @@ class Link(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """What a request takes: tokens of all its prompts, and its choices. `compute_s` None = not known how long."""
+    """Resources of a request: tokens of all its prompts, and its choices. `compute_s` None = not known how long."""
 
     prompt_tokens: int
     choices: int
@@ -80,9 +80,9 @@ class Room:
         self._rules, self._least_itl_s = rules, least_itl_s
 
     def is_there(self, need: Need, links: Iterable[Link], now_s: float) -> bool:
-        """Whether some worker can begin with the prompt soon, and some worker can go on with the answer.
+        """True if some worker can begin with the prompt soon, and some worker can go on with the answer.
 
-        True where nobody serves at all: then nothing is gained by waiting here.
+        True where no worker serves at all, too: then nothing is gained by waiting here.
         """
         here = [link for link in links if link.facts is not None]
         computing = [link for link in here if _role(link) is not RoleName.DECODE] or here
@@ -94,14 +94,14 @@ class Room:
         )
 
     def is_there_whole(self, need: Need, link: Link, now_s: float) -> bool:
-        """Whether this worker can take the whole request, its prompt too. A decode worker that has room for the answer
-        has it for the prompt: whoever asks has weighed that."""
+        """True if this worker can take the whole request, its prompt too. A decode worker that has room for the answer
+        has it for the prompt: the caller has weighed that."""
         if link.facts is None or not self._can_decode(link, need, now_s):
             return False
         return _role(link) is RoleName.DECODE or self._can_compute(link, need, now_s)
 
     def _can_compute(self, link: Link, need: Need, now_s: float) -> bool:
-        """Whether little is ahead of it there. What it would overtake does not count, if that is known."""
+        """True if little is ahead of it there. What it would overtake does not count, if that is known."""
         load, is_stale, due_s = link.load, link.outstanding.is_stale(now_s), math.inf
         if need.compute_s is not None:
             due_s = load.queue_rules.due_s(arrived_s=now_s, remaining_s=SHORTER * need.compute_s, now_s=now_s)
@@ -120,7 +120,7 @@ class Room:
         if link.outstanding.is_stale(now_s):
             return True
         if _role(link) is RoleName.DECODE and load.queued_requests:
-            return False  # somebody waits for blocks or a place there
+            return False  # a request waits for blocks or a place there
         step_s = load.decode_step_s + load.decode_sequence_s * (len(coming) + need.choices)
         if load.decoding_sequences and step_s > self._least_itl_s():
             return False

@@ -2,13 +2,13 @@
 
 Deficit round robin: tenants take turns; with every turn one gets `quantum` more to spend, and sends what that covers.
 Among tenants that always have something waiting, the costs that were sent never differ by more than a quantum and the
-largest single cost. Nobody starves: with every round each tenant can spend a quantum more.
+largest single cost. No tenant starves: with every round each one can spend a quantum more.
 
 A tenant that has nothing waiting saves what its turns would have brought, up to a bound. Coming back with savings, it
-is next: who sends less than its share has its bursts served at once, not one request a round. Shares differ by what may
-be saved at most, and nobody waits longer for others than until they have spent that besides their turns.
+is next: one that sends less than its share has its bursts served at once, not one request a round. Shares differ by the
+most that may be saved, and a tenant waits longer for others only until they have spent that besides their turns.
 
-While there is no room for the one whose turn it is, another tenant's may pass it that is due before it, on credit.
+While there is no room for the one in turn, another tenant's may pass it that is due before it, on credit.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class FairQueue(Generic[W]):
 
     def __init__(self, *, quantum: int, limit: int, credit: int = 0, savings: int = 0) -> None:
         self._quantum, self._limit, self._credit, self._savings = quantum, limit, credit, savings
-        self._lines: OrderedDict[str, _Line[W]] = OrderedDict()  # whose turn it is comes first
+        self._lines: OrderedDict[str, _Line[W]] = OrderedDict()  # the one in turn comes first
         self._away: OrderedDict[str, float] = OrderedDict()
         """Of those with nothing waiting that have not saved all they may: how much, less `_brought` at that time."""
         self._brought = 0.0
-        """What turns have brought each tenant so far."""
+        """The total that turns have brought each tenant so far."""
         self._count = self._numbered = 0
         self._gone_s = math.inf
         """Before this time none of them is too late."""
@@ -82,7 +82,7 @@ class FairQueue(Generic[W]):
             yield from line.waiting
 
     def add(self, one: W) -> W | None:
-        """Let it wait. Returns who has to go for it, which may be itself."""
+        """Let it wait. Returns the one that has to go for it, which may be itself."""
         line = self._lines.get(one.tenant) or self._come(one)
         self._numbered += 1
         one.number = self._numbered
@@ -112,12 +112,12 @@ class FairQueue(Generic[W]):
         return True
 
     def forget(self) -> None:
-        """Who has nothing waiting is as one that was not seen before: nobody waited for so long that it is no more
-        anybody's loss what it sent."""
+        """Treat tenants with nothing waiting as new: no request has waited for so long that what they sent costs others
+        nothing now."""
         self._away.clear()
 
     def first(self) -> W | None:
-        """Whose turn it is; the same one until it is taken or gone, its tenant has one that is due before it, or a
+        """The one in turn; the same one until it is taken or gone, its tenant has one that is due before it, or a
         tenant comes back with savings."""
         while self._lines:
             for _ in range(len(self._lines)):
@@ -134,7 +134,7 @@ class FairQueue(Generic[W]):
         return None
 
     def passing(self, limit: int) -> list[W]:
-        """Who may go before `first` if there is no room for that: at most `limit`, by due time."""
+        """Those that may go before `first` if there is no room for that: at most `limit`, by due time."""
         first = self.first()
         if first is None:
             return []
@@ -200,7 +200,7 @@ class FairQueue(Generic[W]):
         return self._savings if kept is None else min(self._savings, int(kept + self._brought))
 
     def _skip_rounds(self) -> None:
-        """Give everybody at once what the rounds bring in which nobody could send anything."""
+        """Give each tenant at once what the rounds bring in which none could send anything."""
         missing = min(line.waiting[0].cost - line.deficit for line in self._lines.values())
         rounds = -(-missing // self._quantum) - 1
         for line in self._lines.values():

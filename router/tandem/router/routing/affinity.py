@@ -1,7 +1,7 @@
-"""Where requests with one `prompt_cache_key` meet: the same workers for every router, without any state.
+"""Session affinity: one `prompt_cache_key` prefers the same workers at every router, without any state.
 
-A key has a home among the workers of each role. Whoever is not at home in it is shown to the policy as busier than it
-is, by so much work as it is worth to keep the key's requests together. The rest is the policy's own cost.
+A key has a home among the workers of each role. All other workers are shown to the policy as busier than they are, by
+so much work as it is worth to keep the key's requests together. The rest is the policy's own cost.
 """
 
 from __future__ import annotations

@@ -21,13 +21,13 @@ from tandem.router.routing.slo_penalty import Promise
 FETCH_SETUP_S = 0.01
 """Question, offer and ticket of a fetch, each of which waits for a step in progress."""
 HANDOFF_S = 0.005
-"""What a hand-off adds to the second token, besides bytes on the wire."""
+"""Added to the second token by a hand-off, besides bytes on the wire."""
 ASSUMED_BYTES_PER_S = 100e6
-"""Of a link that nobody measured: a gigabit."""
+"""Of a link that was not measured: a gigabit."""
 CHUNK_TOKENS = 512
-"""The last chunk of a prompt, whose KV travels after all computing."""
+"""The last chunk of a prompt: its KV travels after all computing."""
 ANSWER_TOKENS = ASSUMED_TOKENS
-"""How long an answer is taken to be, if it may be so long and nobody knows how long they are."""
+"""Assumed answer length where the mean is not known, if the answer may be so long."""
 LEAST_COMPUTING = 0.5
 """A prefill worker is taken to compute prompts for this share of its time at least: it is there for that."""
 MOST_COMPUTING = 0.95
@@ -36,7 +36,7 @@ MET = 2.0
 """Answers that are met while they are written are so many times as long as all are on average."""
 ASSUMED_STEP_S = 0.02
 ASSUMED_SEQUENCES = 64
-"""What one more sequence adds to a step, where nobody measured it: this part of the step."""
+"""Added to a step by one more sequence, where that was not measured: this part of the step."""
 MAX_SOURCES = 3
 
 
@@ -59,8 +59,8 @@ class Prefill:
 
 @dataclass(slots=True)
 class _Decoding:
-    """What decoding at one worker costs whoever computes the prompt: read once, and used for each of its pairs.
-    `room_s`: if it holds `held` tokens of the prompt."""
+    """Cost of decoding at one worker for any worker that computes the prompt: read once, and used for each of its
+    pairs. `room_s`: if it holds `held` tokens of the prompt."""
 
     held: int
     room_s: float
@@ -107,19 +107,19 @@ class Estimates:
 
     @property
     def has_answer(self) -> bool:
-        """Whether there is anything to decode behind the first token."""
+        """True if there is anything to decode behind the first token."""
         return self._job.max_tokens > 1
 
     def prefill_speed(self, worker: Candidate) -> PrefillSpeed:
         """As measured, else as the slowest of its role, or of all where none of its role was: decode workers, which
-        compute few tokens at a time, say nothing of prefill workers."""
+        compute few tokens at a time, give no hint of prefill workers' speed."""
         if worker.prefill_speed.tokens_per_s > 0:
             return worker.prefill_speed
         alike = self._role_speed[worker.role]
         return alike if alike.tokens_per_s > 0 else self._default_speed
 
     def sources(self, worker: Candidate) -> list[tuple[float, Candidate]]:
-        """(seconds saved, who) for everybody whose blocks come sooner than they are computed, best first."""
+        """(seconds saved, worker) of all workers that deliver blocks sooner than they are computed, best first."""
         found = [(self._saved_s(worker, other), other) for other in self._holders if other.worker != worker.worker]
         useful = [(saved_s, other) for saved_s, other in found if saved_s > 0]
         return sorted(useful, key=lambda pair: (-pair[0], pair[1].worker))[:MAX_SOURCES]
@@ -136,7 +136,7 @@ class Estimates:
         return replace(done, reuse_s=-copy_s * (1 - self._copy_share))
 
     def least_prefill_s(self, worker: Candidate) -> float:
-        """No more than `prefill` in all, and quickly: as if all that anybody holds were fetched in no time."""
+        """No more than `prefill` in all, and quickly: as if all blocks held anywhere were fetched in no time."""
         compute_s = self._compute_s(worker, max(worker.reusable_tokens, self._most_held))
         if not worker.queue and not worker.queued_tokens and not self._worth_s:
             return compute_s + self._delayed(worker) * compute_s
@@ -180,12 +180,13 @@ class Estimates:
         return self._worth_s * (self._promise.late(queue_s + compute_s) + _decoding(worker) * paused)
 
     def _delayed(self, worker: Candidate) -> float:
-        """How many lose the time that it computes this prompt: who decodes there, and who waits for such a worker."""
+        """How many requests lose the time that it computes this prompt: those that decode there, and those that wait
+        for such a worker."""
         waiting = self._wait_to_decode if worker.role is RoleName.DECODE else self._wait_to_compute
         return _decoding(worker) + waiting
 
     def fits(self, sender: Candidate, receiver: Candidate) -> bool:
-        """Whether they can exchange KV blocks at all."""
+        """True if they can exchange KV blocks at all."""
         key = (id(sender.profile), id(receiver.profile))
         found = self._fits.get(key)
         if found is None:
@@ -209,7 +210,7 @@ class Estimates:
         return self._with_decode(worker, done, 0.0, worker.reusable_tokens)
 
     def decode_s(self, worker: Candidate) -> float:
-        """What decoding there costs, whoever computes the prompt."""
+        """Cost of decoding there, whichever worker computes the prompt."""
         found = self._decode_s.get(worker.worker)
         if found is None:
             parts = self._decoding_at(worker)
@@ -233,12 +234,12 @@ class Estimates:
         return found
 
     def _slower_s(self, worker: Candidate) -> float:
-        """What the answer and its batch cost each other."""
+        """Time that the answer and its batch cost each other."""
         sequence_s = worker.decode_sequence_s or (worker.decode_step_s or ASSUMED_STEP_S) / ASSUMED_SEQUENCES
         return self._answer_tokens * sequence_s * _batch(worker)
 
     def _interrupted_s(self, worker: Candidate) -> float:
-        """What prompts that will be computed where it decodes take from its answer."""
+        """Time that its answer loses to prompts that will be computed where it decodes."""
         if not worker.computing and worker.role is not RoleName.PREFILL:
             return 0.0
         return self._answer_tokens * (self._token_s(worker) - (worker.decode_step_s or self._step_s))
@@ -249,7 +250,8 @@ class Estimates:
         return (worker.decode_step_s or self._step_s) / (1 - min(share, MOST_COMPUTING))
 
     def _seat_s(self, worker: Candidate) -> float:
-        """What those who wait in the router for room to decode lose if it takes some: it is theirs one answer later."""
+        """Time that requests waiting in the router for room to decode lose if it takes some: it is theirs one answer
+        later."""
         if not self._wait_to_decode or worker.role is not RoleName.DECODE:
             return 0.0
         answer_s = self._answer_tokens * (worker.decode_step_s or self._step_s)
@@ -313,7 +315,7 @@ class Estimates:
         start = worker.reusable_tokens
         compute_s = self.prefill_speed(worker).seconds(gained, attended(start, start + gained))
         saved_s = compute_s - self.fetch_s(worker, other, gained)
-        # What is computed upon lossy blocks, and handed over, would not be exact.
+        # A prefix computed upon lossy blocks, and handed over, would not be exact.
         is_exact = self.fits(other, worker) and not self._lossy_name(other, worker)
         return saved_s if is_exact else 0.0
 

@@ -1,9 +1,9 @@
-"""Whether the worker that computes a prompt should first fetch what others hold of it. Pure arithmetic over a plan.
+"""Chooses workers from which the one that computes a prompt first fetches cached blocks. Pure arithmetic over a plan.
 
 fetching   FETCH_SETUP_S + bytes / measured link speed
 computing  tokens / measured prefill rate
 
-A plan is made with the same estimates (policy `cost`): who can be fetched from has counted where the prompt goes.
+A plan is made with the same estimates (policy `cost`): the choice of the prefill worker has counted possible sources.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tandem.router.routing.plan import Candidate, Job, Plan, Source
 
 
 def with_sources(plan: Plan, job: Job, candidates: Sequence[Candidate]) -> Plan:
-    """The plan, with the workers whose blocks come sooner than they are computed, the one that saves most first."""
+    """Add the workers that deliver blocks sooner than they are computed to the plan, the one that saves most first."""
     if not any(one.held_tokens for one in candidates):
         return plan
     wanted = plan.decode if plan.prefill is None else plan.prefill

@@ -1,6 +1,6 @@
-"""Prefixes that prompts share, of late: what to save of a worker that leaves, and to whom it goes.
+"""Recently shared prefixes of prompts: those to save of a worker that leaves, and the worker that takes each.
 
-Decisions alone, and a bounded memory of tokens: hashes do not tell them, and whoever fetches blocks must. One thread.
+Decisions alone, and a bounded memory of tokens: hashes do not contain them, and fetching blocks needs them. One thread.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ MAX_TOKENS: Final = 131_072
 MIN_FOLLOWERS: Final = 1.0
 """Prompts that are to be expected in the next minute; fewer are not worth a copy."""
 NOTED_FOLLOWERS: Final = MIN_FOLLOWERS / 2
-"""With fewer it is not remembered yet: a turn of a conversation that nobody else has would push others out."""
+"""With fewer it is not remembered yet: a turn of a conversation without other users would push others out."""
 ROOM_SHARE: Final = 0.5
-"""Of the free blocks of whoever takes it, at most."""
+"""Of the free blocks of the worker that takes it, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HotPrefix:
-    """The first `tokens` of `prompt`, whose last block is named `key`, under `salt` for workers of `model`."""
+    """The first `tokens` of `prompt`; its last block is named `key`, under `salt` for workers of `model`."""
 
     key: bytes
     prompt: Sequence[int]
@@ -48,8 +48,8 @@ class HotPrefixes:
     def note(
         self, key: bytes, prompt: Sequence[int], tokens: int, salt: bytes, model: str, followers: float = MIN_FOLLOWERS
     ) -> None:
-        """A prompt with this prefix was sent off, when so many `followers` were to be expected; b"" = nobody holds any
-        of it."""
+        """A prompt with this prefix was sent off, when so many `followers` were to be expected; b"" = no worker holds
+        any of it."""
         if not key or tokens > self._max_tokens or followers < NOTED_FOLLOWERS:
             return
         if key not in self._known:
@@ -69,7 +69,7 @@ class HotPrefixes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saving:
-    """Who takes a prefix, and how long fetching what it lacks takes. `token_bytes`: of KV a token there."""
+    """The worker that takes a prefix, and how long fetching what it lacks takes. `token_bytes`: of KV a token there."""
 
     to: Candidate
     token_bytes: float
@@ -77,8 +77,8 @@ class Saving:
 
 
 def saving(prefix: HotPrefix, leaving: Candidate, staying: Sequence[Candidate]) -> Saving | None:
-    """To whom the prefix goes, if it is worth it: nobody who stays has all that `leaving` has of it, and whoever takes
-    it fetches it sooner than it would compute it once."""
+    """Choose the worker that takes the prefix, None = not worth it. It is if no staying worker has all that `leaving`
+    has of it, and the one that takes it fetches it sooner than it would compute it once."""
     held = min(leaving.held_tokens, prefix.tokens)
     if not held or any(one.reusable_tokens >= held for one in staying):
         return None

@@ -1,4 +1,4 @@
-"""What this router has sent to one worker and the worker's load reports do not yet say. Pure: times are passed in.
+"""Load sent by this router to one worker and not yet in its load reports. Pure: times are passed in.
 
     sent ──▶ acknowledged (the worker's phase QUEUED) ──▶ reported (the next load report counts it) ──▶ computed
     └──────────── counted here, beside the report ───────┘
@@ -43,7 +43,7 @@ class Outstanding:
         self.crossing_tokens = 0
         """Of prompts that are computed and on their way from here or to here."""
         self.changes = 0
-        """Counts up with everything that may change what `uncounted` says of one moment."""
+        """Counts up with everything that may change the result of `uncounted` at one moment."""
 
     def __len__(self) -> int:
         return len(self._sent)
@@ -99,7 +99,7 @@ class Outstanding:
         self._unreported = {name: sent for name, sent in self._unreported.items() if not sent.is_acknowledged}
 
     def is_stale(self, now_s: float) -> bool:
-        """Whether the last report is too old to count."""
+        """True if the last report is too old to count."""
         return now_s - self._reported_s > STALE_S
 
     @property

@@ -1,4 +1,4 @@
-"""Who goes on with a sequence that a worker hands back, whose KV is still there. Pure arithmetic over candidates."""
+"""Chooses the worker that takes over a sequence from one that hands it back and still holds its KV. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tandem.router.routing.plan import Candidate, Job, Plan, Source
 def go_on(
     job: Job, holder: WorkerId, profile: KVProfile, held_tokens: int, candidates: Sequence[Candidate]
 ) -> Plan | None:
-    """The plan by which somebody else fetches `held_tokens` from `holder` and generates the rest, without a prefill
-    worker: computing is left for the last, partial block alone. None if nobody who decodes can take its blocks.
+    """Plan that another worker fetches `held_tokens` from `holder` and generates the rest, without a prefill worker:
+    computing is left for the last, partial block alone. None if no worker that decodes can take its blocks.
 
-    Whoever has room comes first, then who has least to do.
+    Workers with room come first, then those with least to do.
     """
     able = [
         one

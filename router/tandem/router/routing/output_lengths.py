@@ -1,4 +1,4 @@
-"""How long answers are, by model: nobody knows it of a request, but of many it is what decoding them takes.
+"""Exponentially decayed mean output length per model, used to price decode: it is not known of a single request.
 
 Learnt from answers that have ended; the latest count most. One thread, no I/O.
 """
@@ -12,7 +12,7 @@ ASSUMED_TOKENS: Final = 128
 _FIRST: Final = 8.0
 """So many answers does that assumption count for."""
 _FADE: Final = 0.99
-"""What an older answer counts for, compared with the one after it."""
+"""Weight of an answer, compared with the one after it."""
 
 
 class AnswerLengths:

@@ -1,4 +1,4 @@
-"""Which workers serve a request, and why: what a policy is asked, what it answers, and who can work together at all.
+"""Interface of a routing policy: its input, the plan it returns, and which workers can serve together.
 
 Pure decisions over what is known about each worker; no sockets, no clock: times come in with the job.
 """
@@ -20,31 +20,30 @@ from tandem.core.prefill_queue import FIRST_COME, UNMEASURED, PrefillSpeed, Queu
 
 _MAX_REASONS = 3
 MAX_OPTIONS = 8
-"""Of a decision, that are kept for whoever asks why."""
+"""Of a decision, that are kept to explain it."""
 
 
 def _unmeasured(_: WorkerId) -> None:
     return None
 
 
-# What each plan makes anew is never changed, but not frozen either: it would take four times as long to make.
+# Objects that each plan makes anew are never changed, but not frozen either: making them would take four times as long.
 @dataclass(slots=True, kw_only=True)
 class Candidate:
     """One worker that can take work now, as the policy sees it. 0 of a measurement = not yet known.
 
     `held_tokens` of the prompt need not be moved there, `reusable_tokens` need not be computed there. `lossy_tokens`
-    (by HashRoot.lossy) take the place of `held_tokens` where the blocks of the other worker change on their way.
-    `host` is the address of its machine, "" = not known.
-    `profile` decides with whom it can exchange KV blocks. `last_used` counts up with every plan that named this
-    worker, so that equals take turns. `link_speed`: measured bytes a second to another worker, None = not measured.
-    `prefill_speed`: as measured.
+    (by HashRoot.lossy) take the place of `held_tokens` where the blocks of the other worker change on their way. `host`
+    is the address of its machine, "" = not known. `profile` decides with which workers it can exchange KV blocks.
+    `last_used` counts up with every plan that named this worker, so that equals take turns. `link_speed`: measured
+    bytes a second to another worker, None = not measured. `prefill_speed`: as measured.
 
     `queued_tokens`: prompt tokens still to compute there, in all. `queue`: the same in detail, with due times on the
     clock of `Job.now_s`, by `rules`; what it does not list counts as ahead. `in_flight`: requests that it was given or
-    told of; `running`: sequences that decode now. `decode_step_s` is a decode step, `decode_sequence_s` what one more
-    sequence adds to it. `free_blocks` of `total_blocks` can be had in the tightest KV group. `computing`: the share of
-    its time in which it computed prompts lately. `crossing_tokens`: of prompts that are computed, and that this router
-    knows to be on their way from it or to it.
+    informed of; `running`: sequences that decode now. `decode_step_s` is a decode step, `decode_sequence_s` what one
+    more sequence adds to it. `free_blocks` of `total_blocks` can be had in the tightest KV group. `computing`: the
+    share of its time in which it computed prompts lately. `crossing_tokens`: of prompts that are computed, and that
+    this router knows to be on their way from it or to it.
     """
 
     worker: WorkerId
@@ -74,7 +73,7 @@ class Candidate:
 
 @dataclass(slots=True, kw_only=True)
 class Job:
-    """What the policy needs to know of a request. `deadline_s`: when nobody waits for it any more, as `now_s`.
+    """A request as the policy sees it. `deadline_s`: when its client waits no longer, on the clock of `now_s`.
 
     `prompt_tokens` are those to know before the next output token: in a further attempt with all output so far.
 
@@ -163,8 +162,8 @@ class Plan:
     """`decode` streams the answer. `prefill` computes the prompt and pushes its KV; None = `decode` does all alone.
 
     Two hits, in tokens: what the prefill worker need not compute, what need not be moved to the decode worker.
-    `sources`: from whom the worker that computes is to fetch first, best first. `cost`: as predicted, if the policy
-    knows seconds. `options`: what was weighed, best first, at most MAX_OPTIONS.
+    `sources`: workers that the one that computes is to fetch from first, best first. `cost`: as predicted, if the
+    policy knows seconds. `options`: what was weighed, best first, at most MAX_OPTIONS.
     """
 
     decode: WorkerId
@@ -190,7 +189,7 @@ class Policy(Protocol):
         """Under which it is selected."""
 
     def plan(self, job: Job, candidates: Sequence[Candidate]) -> Plan:
-        """Raises UnavailableError that says what is missing when nobody can serve the job."""
+        """Raises UnavailableError that names what is missing when no worker can serve the job."""
 
 
 def chosen(
@@ -202,7 +201,7 @@ def chosen(
 ) -> Plan:
     """The plan of the best of `options`; raises UnavailableError if there is none.
 
-    Those of its kind (a pair, one worker) whose score is above its own by no more than `alike` take turns with it.
+    Those of its kind (a pair, one worker) with a score above its own by no more than `alike` take turns with it.
     """
     ranked = sorted(options, key=lambda option: option.order)
     if not ranked:
@@ -260,7 +259,7 @@ def pairs(candidates: Iterable[Candidate]) -> list[tuple[Candidate, Candidate]]:
 
 
 def needs_pair(mode: Disaggregation, job: Job) -> bool:
-    """Whether this answer must cross from one worker to another."""
+    """True if this answer must cross from one worker to another."""
     return mode is Disaggregation.ALWAYS and job.max_tokens > 1
 
 
@@ -278,13 +277,13 @@ def able_alone(mode: Disaggregation, job: Job, candidates: Iterable[Candidate]) 
 
 
 def has_choice(roles: Iterable[RoleName]) -> bool:
-    """Whether a decode worker that is to compute a prompt is weighed against another kind. Where none is there, being
-    chosen says nothing: it is what everybody waits for."""
+    """True if a decode worker that is to compute a prompt is weighed against another kind. Where none is there, being
+    chosen means nothing: all requests wait for it."""
     return any(role is not RoleName.DECODE for role in roles)
 
 
 def missing(mode: Disaggregation, candidates: Sequence[Candidate]) -> str:
-    """What keeps these workers from serving anything."""
+    """Name what keeps these workers from serving anything."""
     if mode is Disaggregation.NEVER:
         return "no mixed or decode worker is connected"
     count = {role: sum(c.role is role for c in candidates) for role in RoleName}

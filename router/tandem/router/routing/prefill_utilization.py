@@ -1,4 +1,4 @@
-"""Which share of its time a worker computes prompts: that is when answers there get no more than a token a chunk.
+"""Fraction of time a worker spends in prefill; answers there get at most one token a chunk meanwhile.
 
 From a counter of seconds in its load reports; fades with FADE_S, so that a minute's change is seen. One thread, no I/O.
 """

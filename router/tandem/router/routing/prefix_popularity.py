@@ -13,14 +13,14 @@ from typing import Final
 from tandem.core.clock import Clock
 
 LASTING_S: Final = 60.0
-"""For so long a copy is taken to be of use: about as long as a busy worker's cache keeps what nobody asks for."""
+"""For so long a copy is taken to be of use: about as long as a busy worker's cache keeps unrequested blocks."""
 MAX_PREFIXES: Final = 16_384
 """Counted at once: about 4 MB."""
 
 
 class Popularity:
     """A count for each prefix that fades with LASTING_S. At a steady rate it is the number of prompts in that time, so
-    it says how many more to expect. Past `max_prefixes` the one that was asked for least recently goes first."""
+    it estimates how many more to expect. Past `max_prefixes` the one that was asked for least recently goes first."""
 
     def __init__(self, clock: Clock, *, max_prefixes: int = MAX_PREFIXES) -> None:
         self._clock, self._max_prefixes = clock, max_prefixes
@@ -35,7 +35,7 @@ class Popularity:
         return count * math.exp(min(0.0, since_s - self._clock.now_s()) / LASTING_S) if count else 0.0
 
     def count(self, prefix: bytes) -> None:
-        """A prompt with this prefix was sent off; b"" = nobody holds any of it."""
+        """A prompt with this prefix was sent off; b"" = no worker holds any of it."""
         if not prefix:
             return
         self._counts[prefix] = (self.followers(prefix) + 1.0, self._clock.now_s())

@@ -1,7 +1,7 @@
-"""What a choice does to promises, in seconds: a request whose promise is broken is worth nothing of what it took.
+"""Prices the risk of missing an SLO, in seconds: a request that misses it is worth nothing of what it took.
 
 An SLO class promises a time to the first token, and one for each token after it, on average over an answer. Answers are
-of all lengths (exponential, as far as a mean says): a pause that a long one makes up for breaks the promise of a short
+of all lengths (exponential, as far as a mean shows): a pause that a long one makes up for breaks the promise of a short
 one. Pure arithmetic.
 """
 
@@ -45,7 +45,7 @@ class Promise:
 
     def paused(self, pause_s: float, token_s: float, answers: float = 1.0) -> float:
         """The share of answers that do not make up for a pause with tokens that take `token_s` each. Those of `answers`
-        times the mean length: whoever is met while it is written is a long one, as a rule."""
+        times the mean length: an answer that is met while it is written is a long one, as a rule."""
         if self.itl_s == math.inf or not pause_s:
             return 0.0
         spare_s = max(self.itl_s - token_s, _LEAST_SPARE * self.itl_s) * self.answer_tokens * answers

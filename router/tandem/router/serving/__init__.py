@@ -1,1 +1,1 @@
-"""What clients ask for, made into work, and the answers that they get for it; whatever door they came through."""
+"""Turns clients' requests, of any API, into work, and serves their answers."""

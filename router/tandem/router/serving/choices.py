@@ -16,7 +16,7 @@ from tandem.router.tracing.calls import Call
 
 @dataclass(slots=True)
 class ChoiceUpdate:
-    """What is new in one choice. The first `text_tokens` of `tokens` belong to the text; a stop token does not."""
+    """New output of one choice. The first `text_tokens` of `tokens` belong to the text; a stop token does not."""
 
     index: int
     text: str
@@ -66,7 +66,7 @@ class Choice:
         self._is_plain = not self._is_stepwise and not self._is_echo_alone
 
     def begin(self, update: ChoiceUpdate) -> None:
-        """The first update: it says the prompt again, if that was asked for."""
+        """The first update: it repeats the prompt, if that was asked for."""
         self.has_begun = True
         if self._echo is not None:
             update.echo, update.text = self._echo, self._echo.text

@@ -1,4 +1,4 @@
-"""Looks after those that wait, on the event loop: a few times in the time of a short prompt; not while nobody does."""
+"""Re-evaluates the admission queue on the event loop every POLL_S while requests wait."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from tandem.router.admission.admission_controller import POLL_S, Admission
 
 
 class Pump:
-    """Calls `pump` of `admission` while anybody waits there."""
+    """Calls `pump` of `admission` while any request waits there."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Somebody waits."""
+        """Start the timer: a request waits."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(POLL_S, self._tick)
 

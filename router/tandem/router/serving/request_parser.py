@@ -1,4 +1,4 @@
-"""What a client asks for, whatever door it came through: checked, tokenised, and turned into work."""
+"""Requests of clients, of any API: checked, tokenised, and turned into work."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _NO_LIMIT = 2**31 - 1
 
 @dataclass(slots=True, kw_only=True)
 class Ask:
-    """One API call; whoever reads it fills it in, then it is never changed. Exactly one of `prompts` (text or token
-    ids) and `messages` is given.
+    """One API call; its reader fills it in, then it is never changed. Exactly one of `prompts` (text or token ids) and
+    `messages` is given.
 
     `sampling` holds the SamplingParams fields that the client gave. Without max_tokens an answer is at most
     `default_max_tokens` long, None = what is left of the context. `max_tokens_param` names the field in errors. With
     `echo` an answer begins with its prompt, and may be no longer. Of `sampling.n` choices the `kept` best are wanted.
     Requests of one `cache_salt` share cached blocks among themselves alone; requests of one `cache_key` go to the same
-    workers where that costs little. `is_whole`: the answer is given when it is complete. `rendering` says how
+    workers where that costs little. `is_whole`: the answer is given when it is complete. `rendering` defines how
     `messages` become a prompt. `call` None = it is not traced.
     """
 
@@ -90,7 +90,7 @@ class AskReader:
         self._salt_of = salt_of
 
     def context_tokens(self, model: Model) -> int:
-        """The longest prompt and answer together that can be served now; 0 = nobody can say."""
+        """The longest prompt and answer together that can be served now; 0 = not known."""
         limits = (self._table.context_tokens(model.name), model.tokenizer.context_tokens)
         return min((limit for limit in limits if limit), default=0)
 
@@ -104,7 +104,7 @@ class AskReader:
         ask = await self._prepared(ask, model)
         seed = ask.sampling.get("seed")
         seed = self._random_seed() if seed is None else seed
-        # Checked before the prompt is tokenised; a limit that nobody gave follows once its length is known.
+        # Checked before the prompt is tokenised; a limit that was not given follows once the prompt's length is known.
         sampling = self._sampling(ask, model, max_tokens=ask.sampling.get("max_tokens", _NO_LIMIT), seed=seed)
         works = [self._work(ask, model, prompt, sampling) for prompt in await self._prompts(ask, model)]
         _check_scores(works, "prompt_logprobs" if "prompt_logprobs" in ask.sampling else "logprobs")
@@ -124,7 +124,7 @@ class AskReader:
         if ask.bad_words:
             check_words(ask.bad_words)
             more["bad_words"] = await word_tokens(ask.bad_words, model.tokenizer)
-        if ask.is_echo_alone:  # nobody answers without a token
+        if ask.is_echo_alone:  # no worker answers without a token
             more["max_tokens"] = 1
         return replace(ask, sampling={**ask.sampling, **more}) if more else ask
 
@@ -244,7 +244,7 @@ def _check_stops(stops: Sequence[str]) -> None:
 
 
 def _implied(ask: Ask) -> dict[str, int]:
-    """What sampling has to report beyond what the client asked for."""
+    """Sampling fields to report beyond those that the client asked for."""
     implied = {}
     logprobs = ask.sampling.get("logprobs")
     if ask.kept is not None and logprobs is None:

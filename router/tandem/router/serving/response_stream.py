@@ -86,7 +86,7 @@ class Answer:
         return self
 
     def _enter(self) -> None:
-        if self._is_background:  # it fills gaps: nobody need make room for it, nor is it demand
+        if self._is_background:  # it fills gaps: no request has to make room for it, nor is it demand
             self._fly()
             return
         for slot, work in enumerate(self._works):
@@ -112,11 +112,11 @@ class Answer:
             self._stack.enter_context(stack.pop_all())
 
     def _request(self, slot: int) -> RequestId:
-        """What the request of one of its prompts is called."""
+        """Identifier of the request of one of its prompts."""
         return RequestId(f"{self.id}-{slot}") if len(self._works) > 1 else self.id
 
     def _arrived(self) -> Arrived:
-        """What admission needs to know of it."""
+        """The request as admission sees it."""
         first, received_s = self._works[0], self._settings.received_s
         return Arrived(
             terms=first.terms,
@@ -132,12 +132,12 @@ class Answer:
 
     @property
     def _is_served(self) -> bool:
-        """Whether it counts: something of it reached the client, or it ended for a reason of the client's own."""
+        """True if it counts: something of it reached the client, or it ended for a reason of the client's own."""
         is_own = self._error is None or isinstance(self._error, _OWN_ENDS)
         return bool(self._flights) and (is_own or self.usage.completion_tokens > 0)
 
     def _settle(self, *, is_served: bool) -> None:
-        """What was charged for it before is known now."""
+        """Settle the tenant's budget: what was charged before is known now."""
         usage, tenant = self.usage, self._works[0].terms.tenant
         if not self._is_background:
             used = usage.prompt_tokens + usage.completion_tokens
@@ -147,7 +147,7 @@ class Answer:
         """How long its prompts take to compute, as far as that can be foreseen."""
         try:
             plans = [self._desk.dispatcher.foresee(work) for work in self._works]
-        except TandemError:  # it is told so when it is sent off
+        except TandemError:  # sending it off raises the same
             return 0.0
         return sum(plan.cost.compute_s for plan in plans if plan.cost is not None)
 
@@ -157,7 +157,7 @@ class Answer:
             return None
         try:
             return self._desk.dispatcher.alone(self._works[0], waiting)
-        except TandemError:  # it is told so when it is sent off
+        except TandemError:  # sending it off raises the same
             return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -172,7 +172,7 @@ class Answer:
             self._error.__traceback__ = None  # its frames hold the answer, which holds it
 
     def _end_call(self) -> None:
-        """Tell the trace of the call, if it has one, what became of it."""
+        """Report the end of the call to its trace, if it has one."""
         if self._settings.call is None:
             return
         usage = self.usage
@@ -225,7 +225,7 @@ class Answer:
             self._inbox.when_failed(None)
 
     async def next(self) -> list[ChoiceUpdate] | None:
-        """What came since the last call, at most one update a choice; None after the end. Raises the failure."""
+        """New arrivals since the last call, at most one update a choice; None after the end. Raises the failure."""
         while self._unfinished:
             try:
                 arrivals = await self._inbox.take()
@@ -246,12 +246,12 @@ class Answer:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every choice has ended, by what `next` gave."""
+        """True if every choice has ended, by what `next` gave."""
         return not self._unfinished
 
     async def follow(self, show: Callable[[], bool]) -> None:
         """Have `show` called by the event loop whenever something came, which it takes by `next_now`: no task wakes up.
-        Return when it says False or the answer is complete; raises what it raises."""
+        Return when it returns False or the answer is complete; raises what it raises."""
         ended = asyncio.get_running_loop().create_future()
 
         def call() -> None:  # beside those of other streams, which it must not stop
@@ -368,7 +368,7 @@ class Answer:
             metrics.transfer.observe(flight.handoff.sample_to_step_s)
 
     def _outcome(self) -> str:
-        """Whether the promises of its SLO class were kept: "met", "missed", or "failed", "cancelled"."""
+        """How it ended against its SLO class: "met", "missed", or "failed", "cancelled"."""
         terms, choices = self._works[0].terms, self._choices
         if self._error is not None:
             return "cancelled" if self._error.code == "cancelled" else "failed"
@@ -413,17 +413,17 @@ class Answer:
 
 
 def _told(error: BaseException | None) -> TandemError:
-    """What an answer that was left with `error` ended with."""
+    """The error that an answer which was left with `error` ended with."""
     return error if isinstance(error, TandemError) else CancelledError("the request was cancelled")
 
 
 def cost_of(works: Sequence[Work]) -> int:
-    """What a request counts as in its tenant's share and budget, in tokens, before its answer is known."""
+    """Charge for a request in its tenant's share and budget, in tokens, before its answer is known."""
     return sum(len(work.prompt) + work.sampling.n * min(work.sampling.max_tokens, ANSWER_TOKENS) for work in works)
 
 
 async def attend(answer: Answer, delivery: Coroutine[Any, Any, None], *watchers: Coroutine[Any, Any, None]) -> None:
-    """Run `delivery` to its end beside `watchers`. After a failure a reader has LAST_WORDS_S to hear of it.
+    """Run `delivery` to its end beside `watchers`. After a failure a reader has LAST_WORDS_S to receive it.
 
     `delivery` runs in the calling task: a task costs more than sending a token.
     """

@@ -22,7 +22,7 @@ class Formula(Protocol):
 
 class ByRole:
     """Prefill and mixed workers compete by `prefill_scores`; a prefill worker that wins gets the decode worker that is
-    best by `decode_scores`. Decode workers compute prompts only where nobody else can."""
+    best by `decode_scores`. Decode workers compute prompts only where no other can."""
 
     def __init__(self, name: PolicyName, mode: Disaggregation, formula: Formula) -> None:
         self.name, self._mode, self._formula = name, mode, formula

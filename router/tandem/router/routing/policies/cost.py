@@ -83,7 +83,7 @@ def _best_prefills(
 
 
 def _by_turns(costs: Iterable[tuple[float, Candidate]], alike: float) -> list[tuple[float, Candidate]]:
-    """Cheapest first; those whose cost is above the least by no more than `alike` by whose turn it is. Who is left out
+    """Cheapest first; those with a cost above the least by no more than `alike` in turns. The worker that is left out
     later is then not always the same one."""
     found = list(costs)
     limit = min((cost for cost, _ in found), default=0.0) + alike

@@ -1,4 +1,4 @@
-"""Whoever holds most of the prompt, however busy: pure affinity, the upper bound of hit rates."""
+"""The worker that holds most of the prompt, however busy: pure affinity, the upper bound of hit rates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everybody in turn: the default of most public routers. Equal scores take turns."""
+"""Round robin: the default of most public routers. Equal scores take turns."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@
     longest match ÷ prompt > 0.3           →  that worker
     else                                   →  fewest requests
 
-Load is requests in flight. Each role has its own policy of this kind. Where there it approximates who holds what by a
-tree of what it has routed, here the index knows.
+Load is requests in flight. Each role has its own policy of this kind. sglang-router approximates cached prefixes by a
+tree of what it has routed; here the index knows them.
 """
 
 from __future__ import annotations
