@@ -1,1 +1,1 @@
-"""What listens to clients: the HTTP API, the gRPC API, and the sockets of both."""
+"""Client-facing servers: the HTTP API, the gRPC API, and the sockets of both."""

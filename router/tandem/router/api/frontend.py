@@ -1,4 +1,4 @@
-"""What every front door shares: one router's parts, and the way from an ask to works that may be dispatched."""
+"""Shared by all client APIs: one router's parts, and the way from an ask to works that may be dispatched."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Door:
 
     @property
     def is_traced(self) -> bool:
-        """Whether anybody reads what clients say of their traces."""
+        """True if the trace context that clients send is used."""
         return self.tracing is not None
 
     def begin(self, api: str, headers: Iterable[tuple[str, str]], received_s: float) -> Call | None:

@@ -1,6 +1,5 @@
-"""In front of the gRPC services: the key is asked for before a message is read, and what a message holds is counted
-before it is decoded. Health and reflection are open to everybody, and few calls of them at a time.
-"""
+"""In front of the gRPC services: checks the key before a message is read, and counts a message's fields and values
+before it is decoded. Health and reflection need no key, and are limited to few calls at a time."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ MAX_CALLS = 8192
 MAX_STREAMS = 1024
 """Calls at a time on one connection; a client holds more of them back."""
 MAX_OPEN_STREAMS = 64
-"""Calls at a time for which nobody asks a key."""
+"""Concurrent calls that need no key."""
 MAX_FIELDS = 40_960
 """Fields of a message and of those inside it, as they are on the wire: 8192 chat messages of three parts each."""
 _OPEN = ("/grpc.health.v1.Health/", "/grpc.reflection.v1alpha.ServerReflection/")
@@ -59,7 +58,7 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return handler if handler is None or message is None else self._bounded(handler, message)
 
     def _bounded(self, handler: Any, message: Descriptor) -> Any:
-        """Says of what cannot be decoded what is wrong with it: the library would say that it failed."""
+        """Report why a message cannot be decoded: the library would report only that it failed."""
         decode, kind = handler.request_deserializer, "unary_stream" if handler.unary_stream else "unary_unary"
         behaviour = getattr(handler, kind)
 

@@ -108,7 +108,7 @@ class GrpcDoor:
         return self._inference.busy
 
     async def end_health(self) -> None:
-        """Not healthy from now on, and whoever watches hears so at once."""
+        """Report not healthy from now on; watchers receive that at once."""
         await self._health.enter_graceful_shutdown()
 
     async def stop(self, grace_s: float) -> None:
@@ -155,7 +155,7 @@ class _Inference(i_grpc.InferenceServicer):
                 outcome: list[TandemError] = []
                 await attend(answer, _deliver(answer, _Shown(request, ask, works), context, outcome))
             failure = outcome[0] if outcome else None
-        except TandemError as error:  # nobody could take the request
+        except TandemError as error:  # no worker could take the request
             door.refused("grpc", error)
             failure = error
         except Exception as error:  # noqa: BLE001 - RPC boundary
@@ -249,7 +249,7 @@ def _bug(error: Exception, request: str | None = None) -> InternalError:
 
 
 class _Shown:
-    """What a request shows besides its choices, and how many of those it wants when all are complete."""
+    """Parts of a request's answer besides its choices, and how many of those it wants when all are complete."""
 
     def __init__(self, request: i.GenerateRequest, ask: Ask, works: Sequence[Work]) -> None:
         (work,) = works

@@ -1,7 +1,7 @@
-"""What the kernel keeps for a listening socket: connections that wait to be accepted.
+"""The kernel's backlog of a listening socket: connections that wait to be accepted.
 
-Closing the socket resets them. So first nobody new is let in, then those who wait are accepted. On Linux; elsewhere
-nothing is known and nobody held back.
+Closing the socket resets them. So first new connections are dropped, then those that wait are accepted. On Linux;
+elsewhere nothing is known and no connection held back.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Program(ctypes.Structure):
 def let_nobody_in(listener: socket.socket) -> bool:
     """Drop what asks `listener` for a new connection; handshakes in progress go on. False where that is impossible.
 
-    Who asked does so again after a second, and then reaches another listener of the port, or is refused.
+    The client asks again after a second, and then reaches another listener of the port, or is refused.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -51,7 +51,7 @@ def let_nobody_in(listener: socket.socket) -> bool:
 
 
 def queued(listener: socket.socket) -> int:
-    """Connections that wait to be accepted; 0 where nobody says so."""
+    """Connections that wait to be accepted; 0 where the number is not known."""
     if not sys.platform.startswith("linux"):
         return 0
     try:

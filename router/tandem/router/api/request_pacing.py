@@ -17,10 +17,10 @@ from tandem.router.admission.fair_queue import FairQueue, Waiting
 MAX_WAITING = 1024
 """About six seconds of a router on a slow core. Each holds its connection, and at most 128 KB of its body."""
 TURNS = 4
-"""From one to the next. A message of a worker takes three to be read; with one, requests came in faster than what
-workers said of those before, until answers lagged by seconds."""
+"""From one to the next. A message of a worker takes three to be read; with one, requests came in faster than workers'
+messages about those before, until answers lagged by seconds."""
 BURST = 4
-"""So many are let in at once where nobody waits, and one more for each EACH_S since."""
+"""So many are let in at once where none waits, and one more for each EACH_S since."""
 EACH_S = 0.005
 _RETRY_S = 1.0
 

@@ -19,11 +19,11 @@ from tandem.router.api.listen_backlog import let_nobody_in, queued
 
 _LOOK_S = 0.02
 _ENTERING_S = 0.2
+"""Handshakes in progress when the listener stops taking new connections are over by then."""
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """Of TLS 1.2, with 1.3's own; uvicorn's default was "TLSv1" once, which has anonymous and null ones."""
-"""Handshakes in progress when nobody new is let in any more are over by then."""
 UNHEARD_S = 1.0
-"""How long a connection may take to send its first request once nobody new is let in."""
+"""How long a connection may take to send its first request once no new one is taken."""
 
 
 def bind(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
@@ -48,7 +48,7 @@ def bind(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
 
 
 def reserve(host: str, port: int) -> socket.socket:
-    """A socket that holds a port and takes no connection; StartupError when anybody has the port, sharing it or not.
+    """A socket that holds a port and takes no connection; StartupError when the port is in use, shared or not.
 
     It is bound alone and shares only afterwards: else two routers on one port would share its connections unnoticed.
     """
@@ -125,7 +125,7 @@ class HttpServer:
             log_config=None,
             access_log=False,
             server_header=False,
-            proxy_headers=False,  # nobody asks where a client is
+            proxy_headers=False,  # no code asks where a client is
             timeout_keep_alive=75,
             timeout_graceful_shutdown=1,
             ssl_certfile=tls.cert if tls else None,
@@ -157,9 +157,9 @@ class HttpServer:
                 connection.shutdown()
 
     async def hear_the_last(self) -> None:
-        """Let nobody in any more, and wait until who is in or waits to be has sent a request and been answered: a
-        connection that is closed before that is reset. About UNHEARD_S at most, in looks and not by a clock: each look
-        accepts who waits, however slow the machine is."""
+        """Take no new connection, and wait until all that are open or wait to be accepted have sent a request and been
+        answered: a connection that is closed before that is reset. About UNHEARD_S at most, in looks and not by a
+        clock: each look accepts those that wait, however slow the machine is."""
         let_nobody_in(self._listener)
         for look in range(round(UNHEARD_S / _LOOK_S)):
             await asyncio.sleep(_LOOK_S)

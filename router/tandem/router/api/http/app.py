@@ -46,7 +46,7 @@ from tandem.router.version import version
 
 def create_app(door: Door) -> FastAPI:
     """The application; it holds no state of its own."""
-    # The framework's own telemetry would send what clients wrote, if a variable of the environment said so.
+    # The framework's own telemetry would export clients' texts, if an environment variable enabled it.
     silence = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
     app = _App(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, telemetry=silence)
     app.add_exception_handler(HTTPException, _http_error)
@@ -67,7 +67,7 @@ def create_app(door: Door) -> FastAPI:
 
 
 def paths_of(app: FastAPI) -> frozenset[str]:
-    """What the application serves, with its parts that clients fill in as OpenAPI writes them: `/v1/models/{model}`."""
+    """Paths that the application serves, with parameters as OpenAPI writes them: `/v1/models/{model}`."""
     return frozenset(re.sub(r"\{(\w+):\w+\}", r"{\1}", route.path) for route in app.routes if isinstance(route, Route))
 
 
@@ -79,7 +79,7 @@ class _App(FastAPI):
         self._hot: dict[str, Endpoint] = {}
 
     def add_hot_route(self, path: str, endpoint: Endpoint) -> None:
-        """A POST route without parameters, whose endpoint raises nothing."""
+        """Add a POST route without parameters; its endpoint raises nothing."""
         self.add_route(path, endpoint, methods=["POST"])
         self._hot[path] = endpoint
 
@@ -184,7 +184,7 @@ class _Api:
         return Response(await self._door.scrape(), headers={"content-type": CONTENT_TYPE})
 
     async def openapi(self, request: Request) -> Response:
-        """Made once for what it tells, beside the event loop: it takes a tenth of a second."""
+        """Made once for each set of models, paths and classes, beside the event loop: it takes a tenth of a second."""
         told = (self._door.models.served_names, paths_of(request.app), self._door.classes.names)
         if self._document is None or self._document[0] != told:
             self._document = told, await asyncio.to_thread(lambda: orjson.dumps(document(*told)))

@@ -1,6 +1,5 @@
-"""Who a call comes from, and its trace, as the layers around the endpoints left it in the ASGI scope, where no client
-can write; and what it asks for itself.
-"""
+"""Caller and trace of a request, as the layers around the endpoints left them in the ASGI scope, where no client can
+write; and the SLO, priority and timeout that it asks for."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ def tenant_of(request: Request) -> str:
 
 
 def caller_of(request: Request) -> Caller:
-    """Whose request it is."""
+    """Return the caller that sent the request."""
     caller: Caller | None = request.scope.get(CALLER)
     return caller or Caller(tenant=tenant_of(request))
 
@@ -45,7 +44,7 @@ def arrived_s_of(request: Request) -> float:
 
 
 def wish_of(request: Request, priority: int | None = None, timeout_s: float | None = None) -> Wish:
-    """What the request asks for itself, in its headers and, as given, in its body, which wins."""
+    """SLO class, priority and timeout of the request, from its headers and, as given, from its body, which wins."""
     slo, given = header(request, SLO_HEADER.lower()), header(request, TIMEOUT_HEADER.lower())
     if timeout_s is not None or given is None:
         return Wish(slo=slo, priority=priority, timeout_s=timeout_s)

@@ -21,7 +21,7 @@ _METRICS = "/metrics"
 
 
 class Guard:
-    """Checks the key of every request; `on_refused` is told of those that are turned away."""
+    """Checks the key of every request; `on_refused` is called with the error of each that is refused."""
 
     def __init__(self, app: ASGIApp, gate: Gate, on_refused: Callable[[TandemError], None]) -> None:
         self._app, self._gate, self._on_refused = app, gate, on_refused

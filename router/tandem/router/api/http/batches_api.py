@@ -1,4 +1,4 @@
-"""Routes of the Batches API: create, list, read and cancel. Whoever owns the directory runs them."""
+"""Routes of the Batches API: create, list, read and cancel. The router that owns the directory runs the batches."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ def _kept(body: CompletionRequest) -> int | None:
 def messages_of(messages: list[Message]) -> tuple[dict[str, Any], ...]:
     """Messages as chat templates read them: content is one text, a thought stands under every name that one reads.
 
-    InvalidRequestError for one without content, and for what only answers have in a message of somebody else.
+    InvalidRequestError for one without content, and for fields of answers in a message that is not the assistant's.
     """
     return tuple(_message_of(message, f"messages[{position}]") for position, message in enumerate(messages))
 
@@ -202,7 +202,7 @@ def _message_of(message: Message, where: str) -> dict[str, Any]:
         raise InvalidRequestError(what, why=why, todo="give a text or a list of parts", param=f"{where}.content")
     if isinstance(message.content, list):
         content = "\n".join(part.text if isinstance(part, TextPart) else part.refusal for part in message.content)
-    else:  # a refusal is all that its answer said
+    else:  # a refusal is all that its answer contains
         content = (message.refusal or "") if message.content is None else message.content
     said: dict[str, Any] = {"role": message.role, "content": content, "name": message.name, "refusal": message.refusal}
     return said | dict.fromkeys(THOUGHT_NAMES, thought) if thought is not None else said
@@ -248,8 +248,8 @@ def check_tokenizing(body: TokenizeRequest) -> None:
 
 
 def _check_media_type(request: Request) -> None:
-    """JSON in UTF-8 and plain, if the client says at all what it sends. Web pages elsewhere have to say so, which they
-    cannot unasked."""
+    """Accept JSON in UTF-8 and plain, if the client names a type at all. Web pages of another origin have to name it,
+    which they cannot unasked."""
     given = header(request, "content-type")
     if given is None:
         given = "" if is_foreign(request) else "application/json"
@@ -265,7 +265,7 @@ def _check_media_type(request: Request) -> None:
 
 
 def is_foreign(request: Request) -> bool:
-    """Whether a browser says that a page of another origin has it send this. Clients that are no browsers do not."""
+    """True if a browser reports that a page of another origin sent this. Clients that are no browsers do not report."""
     site, origin = header(request, "sec-fetch-site"), header(request, "origin")
     if site is not None:
         return site not in ("same-origin", "none")

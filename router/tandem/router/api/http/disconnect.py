@@ -1,4 +1,4 @@
-"""Notices clients that leave before there is an answer to send: while their prompt is tokenised, say."""
+"""Notices clients that leave before there is an answer to send: while their prompt is tokenised, for example."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tandem.core.errors import CancelledError
 
 @contextmanager
 def present(request: Request) -> Iterator[None]:
-    """What runs inside ends with CancelledError as soon as the client closes the connection.
+    """End the code inside with CancelledError as soon as the client closes the connection.
 
     The request's body must have been read: whatever else arrives is not kept.
     """
@@ -33,13 +33,13 @@ def present(request: Request) -> Iterator[None]:
         nonlocal watcher
         watcher = loop.create_task(watch())
 
-    beginning = loop.call_soon(begin)  # most works never wait, and need nobody
+    beginning = loop.call_soon(begin)  # most works never wait, and need no watcher
     try:
         yield
     except asyncio.CancelledError:
         if is_gone and task.uncancel() == 0:
             raise CancelledError("the client closed the connection") from None
-        raise  # somebody else ends it
+        raise  # ended by another caller
     finally:
         beginning.cancel()
         if watcher is not None:

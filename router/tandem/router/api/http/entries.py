@@ -1,9 +1,9 @@
-"""How many entries a body may have: counted before it is parsed, and in each list and object before that is walked.
+"""Limits of entries in a body: counted before it is parsed, and in each list and object before that is walked.
 
 The bounds of lists and maps are those of the schema (`Field(max_length=…)`), found once for each model. A field that
-takes several kinds of list is told by the first element. What this lets through costs pydantic at most one error a
-list (`FIRST_ERROR`) and a few an object, however large the body is. Bodies of the admin port, which come from
-operators, have lists without a bound of their own.
+takes several kinds of list is identified by the first element. Accepted bodies cost pydantic at most one error a list
+(`FIRST_ERROR`) and a few an object, however large they are. Bodies of the admin port, which come from operators, have
+lists without a bound of their own.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Counts:
     commas: int
 
     def beyond(self, found: _Counts) -> str:
-        """What there is more of in `found`, and how many there may be; "" = nothing."""
+        """The kind that `found` has too many of, and how many there may be; "" = none."""
         if found.containers > self.containers:
             return f"lists and objects: at most {self.containers} are allowed"
         if found.quotes > self.quotes:
@@ -73,7 +73,7 @@ class _BeyondError(Exception):
 
 def check_raw(raw: bytes, limit_bytes: int) -> None:
     """Raise InvalidRequestError for JSON with too many lists, objects, texts or values for a body of at most
-    `limit_bytes`. What stands in texts is told from the rest only where all together are too many."""
+    `limit_bytes`. The contents of texts are separated from the rest only where all together are too many."""
     times = max(1.0, limit_bytes / USUAL_BYTES)
     containers = min(int(MAX_CONTAINERS * times), FREE + len(raw) // LEAST_CONTAINER_BYTES)
     strings = min(int(MAX_STRINGS * times), FREE + len(raw) // LEAST_TEXT_BYTES)
@@ -112,7 +112,7 @@ def unbounded(model: type[BaseModel]) -> list[str]:
 
 
 def _outside_texts(raw: bytes) -> Iterator[tuple[bytes, int]]:
-    """What stands outside of texts, some of it at a time, with the number of quotes passed for it."""
+    """The bytes outside of texts, some of them at a time, with the number of quotes passed for them."""
     is_inside, held = False, b""
     for start in range(0, len(raw), _SLICE_BYTES):
         part = held + raw[start : start + _SLICE_BYTES]
@@ -126,7 +126,7 @@ def _outside_texts(raw: bytes) -> Iterator[tuple[bytes, int]]:
 @dataclass(frozen=True, slots=True)
 class _Kind:
     """A list, map or object that a field may hold. `most` None = it has no bound. `first`: class of its elements;
-    `types`: what a field `type` of the object may be, which tells it from others."""
+    `types`: allowed values of a field `type` of the object, which distinguishes it from others."""
 
     container: type
     most: int | None
@@ -159,7 +159,7 @@ def _types(model: type[BaseModel]) -> tuple[Any, ...]:
 
 
 def _most(metadata: typing.Iterable[Any]) -> int | None:
-    """The `max_length` in what is said of a type, by pydantic's `Field` or as pydantic keeps it."""
+    """The `max_length` in the metadata of a type, by pydantic's `Field` or as pydantic keeps it."""
     for one in metadata:
         for said in (one, *getattr(one, "metadata", ())):
             if isinstance(getattr(said, "max_length", None), int):
@@ -168,7 +168,7 @@ def _most(metadata: typing.Iterable[Any]) -> int | None:
 
 
 def _class_of(kind: Any) -> type | None:
-    """What an element is an instance of, as it comes out of JSON; None = anything."""
+    """Class of an element as it comes out of JSON; None = anything."""
     while typing.get_origin(kind) is Annotated:
         kind = typing.get_args(kind)[0]
     kind = typing.get_origin(kind) or kind

@@ -1,4 +1,4 @@
-"""What is around every endpoint: errors become error objects, and the ones before an answer exists are counted."""
+"""Wraps every endpoint: errors become error objects, and the ones before an answer exists are counted."""
 
 from __future__ import annotations
 

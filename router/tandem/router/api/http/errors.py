@@ -19,12 +19,12 @@ _SHAPES = {
     "prompt": "it must be a text, a list of texts, a list of token ids or a list of lists of token ids",
     "stop": "it must be a text or a list of texts",
 }
-"""What fields that take several types may be; pydantic would speak of one of them."""
+"""Allowed values of fields that take several types; pydantic would name one of them."""
 _TYPES = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error",
 }  # fmt: skip
 _RETRIED = (408, 409, 429)
-"""What the OpenAI SDK tries again by itself, beside 500 and above."""
+"""Statuses that the OpenAI SDK retries by itself, beside 500 and above."""
 
 
 def http_status(error: TandemError) -> int:

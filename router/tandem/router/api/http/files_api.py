@@ -35,7 +35,7 @@ from tandem.router.storage.files import Files, new_id
 
 LEAST_EXPIRY_S, LONGEST_EXPIRY_S = 3600, 30 * 86_400
 _FORM_BYTES = 65_536
-"""What a form may be longer than its file."""
+"""Length that a form may have beyond its file."""
 _CHECK_BYTES = 8 * 1024 * 1024
 """After so many more it is looked whether there is room."""
 _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"

@@ -1,4 +1,4 @@
-"""What a request's headers say: read once, and looked up without looking through all of them each time."""
+"""Headers of a request: read once, and looked up without looking through all of them each time."""
 
 from __future__ import annotations
 

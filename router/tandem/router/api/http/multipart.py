@@ -15,7 +15,7 @@ _MAX_HEADER_BYTES = 2048
 
 
 def boundary_of(content_type: str) -> bytes:
-    """What separates the parts; MediaTypeError when the request is no form."""
+    """Return the separator of the parts; MediaTypeError when the request is no form."""
     kind, options = parse_options_header(content_type)
     boundary = options.get(b"boundary")
     if kind != b"multipart/form-data" or not boundary:

@@ -35,7 +35,7 @@ _WHY = {
 }
 _ALWAYS = (405, 500)
 _GUARDED = (401, 403, 503)
-"""What every path answers that needs a key, or is refused while the router stops."""
+"""Statuses of every path that needs a key, or is refused while the router stops."""
 _BOUNDS: dict[str, dict[str, Any]] = {
     "temperature": {"minimum": 0, "maximum": 2},
     "top_p": {"exclusiveMinimum": 0, "maximum": 1},
@@ -55,7 +55,7 @@ _BOUNDS: dict[str, dict[str, Any]] = {
     "priority": {"minimum": MOST_URGENT, "maximum": LEAST_URGENT},
     "timeout": {"exclusiveMinimum": 0},
 }
-"""What is checked behind the schema, where errors can name another field than pydantic would."""
+"""Bounds that are checked after the schema, where errors can name another field than pydantic would."""
 
 
 def document(
@@ -163,7 +163,7 @@ def _path_names(one: Operation) -> list[str]:
 
 
 def _link(target: Operation, field: str) -> dict[str, Any]:
-    """What the answer's id is good for: a part of the target's path, or a field of its body."""
+    """Link the answer's id to its use: a part of the target's path, or a field of its body."""
     value = {field: "$response.body#/id"}
     where = "parameters" if field in _path_names(target) else "requestBody"
     return {"operationId": target.name, where: value}

@@ -14,7 +14,7 @@ from tandem.router.error_quoting import quoted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """What a client wants to see; `after` is the id of the last thing that it has seen."""
+    """The part of a list that a client asks for; `after` is the id of the last item that it has seen."""
 
     limit: int
     after: str | None
@@ -32,7 +32,7 @@ class Page:
 
 
 def page_of(request: Request, *, largest: int, default: int) -> Page:
-    """The page that the query names, newest first unless it says otherwise; InvalidRequestError names what is wrong."""
+    """The page that the query names, newest first unless it asks otherwise; InvalidRequestError names what is wrong."""
     query = request.query_params
     text = query.get("limit", str(default))
     limit = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0

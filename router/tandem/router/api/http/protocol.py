@@ -1,6 +1,5 @@
-"""HTTP/1.1 as uvicorn speaks it, with bounds on what a client may send before anybody asks who it is: the bytes of a
-request's head, the time until it is complete, and what it sends behind a request that was not answered yet.
-"""
+"""HTTP/1.1 as uvicorn speaks it, with bounds on a client's bytes before it is authenticated: those of a request's head,
+the time until it is complete, and what is sent behind a request that was not answered yet."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ PIPELINED_BYTES = 256 * 1024
 
 
 class StraightLine:
-    """The rest of a body whose beginning was sent, past ASGI: what that does for every chunk costs more than making it.
+    """The rest of a body whose beginning was sent, past ASGI: ASGI's work for every chunk costs more than making it.
 
     Its end is sent by ASGI again.
     """
@@ -39,7 +38,7 @@ class StraightLine:
 
     @property
     def is_free(self) -> bool:
-        """Whether the client takes more now, and is there."""
+        """True if the client takes more now, and is there."""
         return not (self._cycle.flow.write_paused or self._cycle.disconnected)
 
     def write(self, chunk: bytes) -> None:
@@ -47,7 +46,7 @@ class StraightLine:
 
 
 class _TooManyError(Exception):
-    """Raised through the parser, which says of it no more than that a callback failed."""
+    """Raised through the parser, which reports no more than that a callback failed."""
 
 
 class BoundedProtocol(HttpToolsProtocol):

@@ -23,7 +23,7 @@ PIECE_ENTRIES = 64
 
 @dataclass(slots=True, kw_only=True)
 class Frame:
-    """What every object of one answer repeats, and what it shows.
+    """Fields that every object of one answer repeats, and the options for the rest.
 
     `logprobs` and `prompt_logprobs` are how many alternatives, None = no log-probabilities. `prompts` are shown where
     `shows_token_ids`. Of each prompt's choices the `kept` best are shown, None = all.
@@ -54,7 +54,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 def _tier(frame: Frame) -> dict[str, str]:
-    """There is one tier, and those who asked for one hear which it was."""
+    """Name the only service tier, for a request that asked for one."""
     return {"service_tier": "default"} if frame.names_tier else {}
 
 
@@ -260,7 +260,7 @@ class WholeAnswer:
             yield from self._logprobs.completion(choice, count)
 
     def _of_prompt(self, choice: ChoiceUpdate, prompt: Sequence[int]) -> Iterator[bytes]:
-        """What was asked for about the prompt of a choice, behind other fields."""
+        """Write the requested fields about the prompt of a choice, behind other fields."""
         if self._frame.shows_token_ids:
             yield b',"prompt_token_ids":' + orjson.dumps(list(prompt))
         count = self._frame.prompt_logprobs

@@ -1,4 +1,4 @@
-"""What answers look like, as pydantic models: for the OpenAPI document and for tests; nothing is built from them."""
+"""Answers as pydantic models: for the OpenAPI document and for tests; nothing is built from them."""
 
 from __future__ import annotations
 

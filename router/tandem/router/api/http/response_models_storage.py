@@ -1,4 +1,4 @@
-"""What responses, files and batches look like, as pydantic models: for the OpenAPI document and for tests."""
+"""Responses, files and batches as pydantic models: for the OpenAPI document and for tests."""
 
 from __future__ import annotations
 

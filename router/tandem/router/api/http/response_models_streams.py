@@ -1,4 +1,4 @@
-"""What the events of streams look like, as pydantic models: for the OpenAPI document and for tests."""
+"""Events of streams as pydantic models: for the OpenAPI document and for tests."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class _Api:
 
 
 class _Reply(AnswerReply):
-    """Writes a response object, or its events. It is stored before the client hears that it is complete."""
+    """Writes a response object, or its events. It is stored before the client learns that it is complete."""
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class _Reply(AnswerReply):
         return text
 
     async def _finished(self, answer: Answer) -> dict[str, Any]:
-        """The finished object, stored if it is to be; it says whether it was."""
+        """The finished object, stored if it is to be; `store` states whether it was."""
         text = "".join(self._texts)
         body = self._draft.ended(text, self._finish, answer.usage, int(self._wall_s()), is_kept=True)
         if not await self._keep(orjson.dumps(body), text):

@@ -1,8 +1,8 @@
-"""What clients may send, as pydantic models: strict types, unknown fields forbidden, every list and map with a bound of
+"""Requests of clients as pydantic models: strict types, unknown fields forbidden, every list and map with a bound of
 entries, every text but those that a model reads with one of characters.
 
-Parameters that OpenAI or other servers know and this one does not support yet are told apart from unknown ones: their
-neutral values are accepted, everything else is refused by name.
+Parameters that OpenAI or other servers know and this one does not support yet are distinguished from unknown ones:
+their neutral values are accepted, everything else is refused by name.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _shown(row: list[Any]) -> list[Any]:
 
 
 class SamplingFields(Strict):
-    """What both APIs share."""
+    """Fields that both APIs share."""
 
     model: Name
     temperature: float | None = None

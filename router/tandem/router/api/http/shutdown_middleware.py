@@ -1,4 +1,4 @@
-"""In front of the HTTP application: a router that stops answers nothing but health, and says when to come back."""
+"""In front of the HTTP application: a stopping router answers nothing but health, and sends a time to come back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STILL_OPEN = OPEN_PATHS | {"/metrics"}
 
 
 class Parting:
-    """Refuses every request that comes while `is_stopping`; those that came before go on. `on_refused` is told.
+    """Refuses every request that comes while `is_stopping`; those that came before go on. `on_refused` gets the error.
 
     `refusing`: how many are being refused now. A stop does not wait for them, else one slow upload after the
     other would make it last.
@@ -34,7 +34,7 @@ class Parting:
         self.refusing = 0
 
     def hear_no_more(self) -> None:
-        """Answer whoever is being refused at once, whatever they still send."""
+        """Answer all requests that are being refused at once, whatever they still send."""
         self._hears_s = 0.0
         for limit in self._hearing:
             if not limit.expired():
@@ -58,7 +58,7 @@ class Parting:
 
     async def _hear_out(self, scope: Scope, receive: Receive) -> None:
         """Take the request's body and drop it, for some seconds at most: a connection closed before its end is reset,
-        and the client may never read why. Who waits to be asked for the body is not."""
+        and the client may never read why. A client that waits to be asked for the body is not asked."""
         if any(name == b"expect" for name, _ in scope["headers"]):
             return
         with contextlib.suppress(TimeoutError):

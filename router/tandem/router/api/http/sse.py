@@ -59,7 +59,7 @@ class AnswerReply(Response):
             with self._desk.open(RequestId(self._frame.id), self._works, self._settings) as answer:
                 await asyncio.sleep(0)  # what goes to the workers leaves first
                 await attend(answer, self._deliver(answer, scope, send), self._watch(receive, answer))
-        except TandemError as error:  # nobody could take the request
+        except TandemError as error:  # no worker could take the request
             self._desk.metrics.request_ended(self._settings.api, error.code)
             await self._fail(error, scope, send)
         except Exception as error:  # noqa: BLE001 - a bug must reach the client as an error, never as silence
@@ -136,7 +136,7 @@ class AnswerReply(Response):
         return headers
 
     def _names(self) -> dict[str, str]:
-        """What the answer is called, and its trace."""
+        """Headers with the answer's id, and its trace."""
         call = self._settings.call
         return {"x-request-id": self._frame.id, **({} if call is None else call.names)}
 
@@ -147,7 +147,7 @@ class AnswerReply(Response):
             await send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def _fail(self, error: TandemError, scope: Scope, send: Send) -> None:
-        """The last words of a failed answer; `attend` bounds how long a client may take to hear them."""
+        """Send the error of a failed answer; `attend` bounds how long a client may take to receive it."""
         if self._is_gone:
             return
         if not self._has_started:

@@ -1,4 +1,5 @@
-"""What OpenAI's API and other servers have and this one has not: refused by name rather than as an unknown path."""
+"""Endpoints that OpenAI's API and other servers have and this one has not: refused by name rather than as unknown
+paths."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ _TODO = "use /v1/chat/completions or /v1/completions"
 
 
 def absent(path: str) -> UnsupportedEndpointError | None:
-    """The refusal of a known path that is not served, with everything below it; None = nobody knows this path."""
+    """The refusal of a known path that is not served, with everything below it; None = this path is not known."""
     for prefix, what in _ABSENT.items():
         if path == prefix or path.startswith(f"{prefix}/"):
             why = f"this server has no {what}"

@@ -30,7 +30,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
-    """What a request continues: the responses before it, oldest first, and all that was said in them."""
+    """The conversation that a request continues: the responses before it, oldest first, and all of their messages."""
 
     chain: tuple[str, ...] = ()
     messages: tuple[Message, ...] = ()
@@ -44,7 +44,8 @@ class Conversations:
         self._store, self._most_bytes = store, most_bytes
 
     async def past(self, tenant: str, previous: str | None) -> Past:
-        """What `previous` ended; InvalidRequestError when it, or something that it continued, is not stored (any more).
+        """The conversation that `previous` ended; InvalidRequestError when it, or one that it continued, is not stored
+        (any more).
 
         Raises UnavailableError when Redis does not answer.
         """
@@ -75,7 +76,7 @@ class Conversations:
             async with asyncio.timeout(SAVE_S):
                 kept_bytes = await self._store.kept_bytes(response.tenant)
         except (UnavailableError, TimeoutError):
-            return  # then it cannot be stored, and says so
+            return  # then it cannot be stored, and the response states so
         if kept_bytes + response.size_bytes > self._store.most_bytes:
             why = f"max_tenant_response_bytes is {self._store.most_bytes}, and {kept_bytes} are kept"
             raise QuotaError("no more responses can be stored", why=why, todo=f"delete some, or {todo}", param="store")
@@ -121,7 +122,7 @@ def items_of(given: str | Sequence[Item]) -> list[dict[str, Any]]:
 
 
 def messages_of(items: Sequence[dict[str, Any]]) -> tuple[Message, ...]:
-    """Items as messages whose content is one text, as they are kept for later turns. Reasoning is part of the answer
+    """Items as messages with one text as content, as they are kept for later turns. Reasoning is part of the answer
     that follows it, of an empty one where none does; a summary of it is no message, nor is what is encrypted."""
     messages: list[Message] = []
     thoughts: list[str] = []

@@ -101,7 +101,7 @@ class MessageItem(Strict):
 
 
 class ReasoningItem(Strict):
-    """What was thought before an answer: the chat template gets its content, nothing else of it is read."""
+    """Reasoning before an answer: the chat template gets its content, nothing else of it is read."""
 
     type: Literal["reasoning"]
     summary: Annotated[list[SummaryPart], Field(max_length=MAX_PARTS), FIRST_ERROR]

@@ -1,4 +1,4 @@
-"""What clients may send to /v1/responses: strict types; what OpenAI knows and this server lacks is refused by name."""
+"""Requests that /v1/responses accepts: strict types; OpenAI features that this server lacks are refused by name."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ResponseRequest(Strict):
     store: bool | None = None
     metadata: Metadata | None = None
     prompt_cache_key: Name | None = None
-    # Told again in the response, and kept with it; the tiers are the same.
+    # Repeated in the response, and kept with it; the tiers are the same.
     user: Name | None = None
     service_tier: Literal["auto", "default"] | None = None
     safety_identifier: Short | None = None
