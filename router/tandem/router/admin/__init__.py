@@ -1,1 +1,1 @@
-"""What operators see and change: the admin port, status, routing, audits, keys, promises."""
+"""Operators' API of a router: the admin port, status, routing, audits, keys, SLO classes."""

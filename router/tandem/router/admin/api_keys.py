@@ -41,7 +41,7 @@ class NewKey(BaseModel):
 
 
 class Keyring:
-    """Changes count here at once, in other routers when they hear of them."""
+    """Changes count here at once, in other routers when they receive them."""
 
     def __init__(
         self, store: KeyStore, gate: Gate, classes: Callable[[], Collection[str]], wall_s: Callable[[], float]
@@ -62,7 +62,7 @@ class Keyring:
             await asyncio.sleep(RETRY_S)
 
     async def list(self) -> dict[str, Any]:
-        """Every key without its secret, the last that were revoked, and who is let in without one."""
+        """Every key without its secret, the last that were revoked, and which requests are let in without one."""
         await self.load()
         return {
             "keys": [self._shown(key) for key in self._gate.keys],

@@ -78,7 +78,7 @@ def body_limit(path: str, max_body_bytes: int) -> int:
 
 
 class AdminLock:
-    """What opens the admin port: the admin key of `up`, or an API key with the scope admin."""
+    """Credentials of the admin port: the admin key of `up`, or an API key with the scope admin."""
 
     def __init__(self, key: bytes, gate: Gate) -> None:
         self._key, self._gate = key, gate
@@ -242,7 +242,7 @@ def _scaling_routes(lock: AdminLock, scaling: ScalingDesk) -> list[Route]:
 
 
 def live_desk(page: StatusPage, table: WorkerTable, scaling: ScalingDesk, figures: Figures) -> LiveDesk:
-    """What the page of this router shows, besides its files."""
+    """The live sections of this router's page, besides its files."""
     traces = TraceDesk(page.config.router_id, page.dispatcher, page.clock, time.time)
 
     async def status() -> object:

@@ -1,4 +1,4 @@
-"""Asks every worker for its books and shows operators what they say together; passes repairs on. Keeps nothing."""
+"""Asks every worker for its books and shows operators the joined result; passes repairs on. Keeps nothing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class AuditDesk:
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     async def look(self) -> Record:
-        """Books, verdicts, and who did not answer, as plain JSON values."""
+        """Books, verdicts, and workers that did not answer, as plain JSON values."""
         started_s, before = self.clock.now_s(), self._flights()
         answers = await asyncio.gather(*(self._ask(link) for link in self.table.links))
         books = [found for found in answers if isinstance(found, Books)]
@@ -107,7 +107,7 @@ class AuditDesk:
         return audit_wire.books_from_wire(answer)
 
     def _index(self, books: Books) -> Record:
-        """What the worker's prefix caches hold, and what the index says that they do."""
+        """Blocks that the worker's prefix caches hold, beside those that the index has for them."""
         if self.positions is None:
             return {}
         known = self.positions().get(WorkerId(books.worker), NOTHING)

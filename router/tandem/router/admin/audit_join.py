@@ -21,8 +21,8 @@ AttemptKey = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """All blocks of one holder in one KV group of a worker; `since_s` on the worker's clock tells it from a later one
-    of the same name."""
+    """All blocks of one holder in one KV group of a worker; `since_s` on the worker's clock distinguishes it from a
+    later one of the same name."""
 
     group: int
     kind: str
@@ -74,8 +74,8 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Books:
-    """What one worker wrote down. Transfers and claims by transfer id, requests by the attempt's key; last, how many
-    blocks its prefix caches hold, and the digest over them in hex."""
+    """Records of one worker. Transfers and claims by transfer id, requests by the attempt's key; last, how many blocks
+    its prefix caches hold, and the digest over them in hex."""
 
     worker: str
     incarnation: int
@@ -95,12 +95,12 @@ class Verdict(StrEnum):
     EXPLAINED = "explained"
     SUSPECT = "suspect"
     UNKNOWN = "unknown"
-    """Somebody who could explain it did not answer."""
+    """A worker or router that could explain it did not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """One hold, and why it is there. `peer` is who is at the other end of its transfer, as far as known."""
+    """One hold, and why it is there. `peer` is the worker at the other end of its transfer, as far as known."""
 
     books: Books
     hold: Hold
@@ -111,7 +111,8 @@ class Judged:
 
     @property
     def is_fenced(self) -> bool:
-        """No byte can move for it and nobody at the worker knows it, as far as the books tell; the worker checks."""
+        """No byte can move for it and it is unknown to the rest of the worker, as far as the books show; the worker
+        checks."""
         hold, books = self.hold, self.books
         moving = [*books.sending.values(), *books.receiving.values()]
         return (
@@ -124,7 +125,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Auditor:
-    """One look: all books, who did not answer, and what this router has in flight."""
+    """One look: all books, the workers that did not answer, and this router's requests in flight."""
 
     router: str
     flights: Collection[AttemptKey]
@@ -214,7 +215,7 @@ def _is_same(theirs: Moving, ours: Moving) -> bool:
 
 
 def _is_between(claim: Claimed, kind: str, hold: Hold, books: Books) -> bool:
-    """Whether the peer's claim is the other half: the same attempt, with this incarnation of this worker."""
+    """True if the peer's claim is the other half: the same attempt, with this incarnation of this worker."""
     wanted = (kind, hold.subject, books.worker, books.incarnation)
     return (claim.kind, claim.key, claim.peer, claim.peer_incarnation) == wanted
 

@@ -1,4 +1,4 @@
-"""What this router tells the planner: its latest requests, its workers' speeds, its SLO classes."""
+"""This router's reports to the planner: its latest requests, its workers' speeds, its SLO classes."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _UNIQUE_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemandDesk:
-    """`window_s`: how far back requests are told of. `unique_blocks` None = nobody counts what only one worker
-    holds."""
+    """`window_s`: how far back requests are reported. `unique_blocks` None = blocks that only one worker holds are not
+    counted."""
 
     dispatcher: Dispatcher
     table: WorkerTable
@@ -52,7 +52,7 @@ class DemandDesk:
         )
 
     async def tell(self, store: PlanningStore, router: RouterId, every_s: float) -> None:
-        """Write it every `every_s` until cancelled; during an outage nobody plans."""
+        """Write it every `every_s` until cancelled; during an outage the planner gets nothing, and does not plan."""
         alone: Mapping[WorkerId, int] = {}
         counted_s = -math.inf
         while True:

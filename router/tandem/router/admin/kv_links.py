@@ -1,4 +1,4 @@
-"""What the cluster knows of its links, as plain JSON values for operators."""
+"""KV links of the cluster, as plain JSON values for operators."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tandem.router.workers.table import WorkerTable
 
 def net(table: WorkerTable) -> dict[str, Any]:
     """`measured`: every measurement or failure between two hosts, `is_used` if some link goes that way; `links`: those
-    in use; `workers`: who is on which host."""
+    in use; `workers`: the host of each."""
     links = [
         {"worker": link.worker, **asdict(used)}
         for link in sorted(table.links, key=lambda link: link.worker)

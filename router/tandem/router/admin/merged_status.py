@@ -1,4 +1,4 @@
-"""What the processes of one router say of the workers, as one row for each worker."""
+"""Merges the worker rows of one router's processes into one row for each worker."""
 
 from __future__ import annotations
 

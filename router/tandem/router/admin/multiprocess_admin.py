@@ -1,6 +1,6 @@
-"""The admin port of a router of several processes: it asks their admin ports, and puts together what they say.
+"""The admin port of a router of several processes: it asks their admin ports, and joins their answers.
 
-Every process checks the admin key by itself. The routing policy and SLO classes are told to all of them, and again to
+Every process checks the admin key by itself. The routing policy and SLO classes are sent to all of them, and again to
 one that starts later; metrics, requests and status are added up; everything else any one of them can answer.
 """
 
@@ -48,16 +48,18 @@ from tandem.router.api.http.errors import error_response
 
 ANSWER_S = 10.0
 TOGETHER_S = 3.0
-"""What all are asked, a process has so long to answer: those who ask for metrics do not wait much longer themselves."""
+"""Time that a process has to answer a question to all: clients that ask for metrics do not wait much longer
+themselves."""
 _MAX_ANSWER_BYTES = 64 << 20
 _OF_WORKERS = "worker"
-"""A metric with this label is what a worker reported: every process says the same of it."""
+"""A metric with this label was reported by a worker: it is the same in every process."""
 _LEAST = frozenset({names.WORKER_UP, names.RETRY_BUDGET})
 _MOST = frozenset(
     {names.WORKER_REGISTERED, names.BREAKER, names.INDEX_BLOCKS}
     | {one for one in names.CATALOGUE.values() if one.source is names.Source.CLUSTER}
 )
-"""What all processes know, and what each has of its own that no sum tells: the one that is worst off counts."""
+"""Metrics that all processes have alike, and per-process ones that no sum can express: the one that is worst off
+counts."""
 _TO_ALL = (POLICY_PATH, SLO_PATH)
 
 
@@ -82,7 +84,7 @@ class _Question:
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """What the processes of `router`, whose admin port is `port`, said, and who said nothing and why."""
+    """Answers of the processes of `router`, with the admin port `port`, and the error of each that gave none."""
 
     router: str
     port: int
@@ -114,8 +116,9 @@ def create_parts_admin(
     max_body_bytes: int,
     api: ApiRelay | None = None,
 ) -> Starlette:
-    """The application; `parts` are the processes that can be asked now, `orders` keeps what is told to all. Whoever
-    has no key is not read to the end. `api` None = no chat. Its `state.live` is the desk of the page's streams."""
+    """The application; `parts` are the processes that can be asked now, `orders` keeps the settings sent to all. A
+    request without a key is not read to the end. `api` None = no chat. Its `state.live` is the desk of the page's
+    streams."""
     live = LiveDesk(_sections(router, port, parts, admin_key), MonotonicClock(), read_s=TOGETHER_S + 1)
 
     async def run(request: Request) -> Response:
@@ -133,7 +136,7 @@ def create_parts_admin(
 
     def admitting(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def run(request: Request) -> Response:
-            try:  # a process knows who may
+            try:  # a process checks the key
                 question = _Question("GET", POLICY_PATH, {"authorization": request.headers.get("authorization", "")})
                 admitted = await _fetch(_some_of(parts())[0], question)
                 return await endpoint(request) if admitted.is_good else admitted.response()
@@ -157,7 +160,7 @@ def create_parts_admin(
 
 
 async def replay(orders: Orders, part: Part, key: bytes) -> None:
-    """Tell a process that starts all that the others were told; StartupError if it does not take it. `key`: admin's."""
+    """Send a starting process all settings of the others; StartupError if it does not take it. `key`: admin's."""
     headers = {"authorization": f"Bearer {key.decode()}", "content-type": "application/json"}
     for path, body in orders.every():
         answer = await _fetch(part, _Question("POST", path, headers, body))
@@ -168,8 +171,8 @@ async def replay(orders: Orders, part: Part, key: bytes) -> None:
 
 
 async def whole_scrape(parent: str) -> bytes:
-    """Metrics of all processes, as their parent's admin port tells them; `parent` is its URL. UnavailableError if it
-    does not."""
+    """Metrics of all processes, from their parent's admin port; `parent` is its URL. UnavailableError if it gives
+    none."""
     answer = await _fetch(Part("the parent", parent, 0), _Question("GET", "/metrics", {}))
     if not answer.is_good:
         raise UnavailableError("the processes of this router do not tell their metrics", todo="ask again")
@@ -177,7 +180,7 @@ async def whole_scrape(parent: str) -> bytes:
 
 
 async def _tell_all(question: _Question, path: str, parts: Callable[[], Sequence[Part]], orders: Orders) -> Response:
-    """Kept once any process accepts it: whoever does not answer now, or starts later, is to agree with that one."""
+    """Kept once any process accepts it: one that does not answer now, or starts later, is to agree with that one."""
     async with orders.lock:
         every = _some_of(parts())
         told = await asyncio.gather(*(_fetch(part, question) for part in every), return_exceptions=True)
@@ -217,7 +220,7 @@ async def _ask(question: _Question, path: str, router: str, port: int, parts: Se
 
 
 def _sections(router: str, port: int, parts: Callable[[], Sequence[Part]], key: bytes) -> dict[str, Read]:
-    """What the page shows, as all processes together say it; asked with the admin key."""
+    """Sections of the page, joined over all processes; asked with the admin key."""
 
     def asking(path: str) -> Read:
         async def read() -> Any:
@@ -258,7 +261,7 @@ def _target(request: Request) -> str:
 
 
 def _headers(request: Request) -> dict[str, str]:
-    """Those that are passed on: what proves who asks, and what the body is."""
+    """Headers that are passed on: the credentials, and the body's type."""
     return {name: value for name in ("authorization", "content-type") if (value := request.headers.get(name))}
 
 
@@ -380,7 +383,7 @@ async def _fetch(part: Part, question: _Question, timeout_s: float = ANSWER_S) -
 
 
 async def _read(reader: asyncio.StreamReader) -> _Answer:
-    """One response of a server of ours, which says how long it is."""
+    """One response of a server of ours, which states its length."""
     first = (await reader.readline()).split()
     if len(first) < 2:
         raise ValueError("the connection ended without an answer")

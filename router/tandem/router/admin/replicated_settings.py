@@ -1,4 +1,4 @@
-"""What an operator told all processes of a router: kept by their parent, for processes that start afterwards."""
+"""Operators' settings for all processes of a router: kept by their parent, for processes that start afterwards."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ SLO_PATH = "/admin/v1/slo"
 class Orders:
     """The last body that was accepted for the routing policy and for each SLO class.
 
-    Whoever passes an order on, or replays orders to a process that starts, holds `lock` meanwhile: else a process could
-    miss an order that comes between its replay and its being asked.
+    Hold `lock` while passing an order on, or replaying orders to a process that starts: else a process could miss an
+    order that comes between its replay and its being asked.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,5 @@
-"""What operators ask about routing: which policy is in force, another one, and why a prompt would go where it goes."""
+"""Operators' requests about routing: the policy in force, a change of it, and an explanation of where a prompt would
+go."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ class RoutingDesk:
         self._reader, self._dispatcher, self._switch = reader, dispatcher, switch
 
     def policy(self) -> dict[str, Any]:
-        """Which policy is in force, and which there are."""
+        """The policy in force, and all that there are."""
         return {"policy": self._switch.name, "policies": list(PolicyName)}
 
     def select(self, body: object) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The desired state as the admin port offers it: read it, see what a wish would make of it, write it.
 
 A proposal changes nothing. Its result is written as it was shown, victims and all, and only onto the version that it
-was made from: of two operators one wins, and the other is told.
+was made from: of two operators one wins, and the other gets an error.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class ScalingDesk:
         return {"desired": asdict(await self._load())}
 
     async def propose(self, wanted: NewWish) -> dict[str, Any]:
-        """What the wish would make of the record, and what that means for which worker. Changes nothing.
+        """The record after the wish, and what that means for which worker. Changes nothing.
 
         ConflictError if `current` does not hold, or the wish cannot be; NotFoundError for a worker that is not there.
         """
@@ -129,7 +129,7 @@ class ScalingDesk:
         return {"is_changed": is_changed, "before": asdict(before), "after": asdict(after), "changes": rows}
 
     async def write(self, new: NewState) -> dict[str, Any]:
-        """Make it the desired state. ConflictError if somebody else changed that since it was read."""
+        """Make it the desired state. ConflictError if it was changed since it was read."""
         try:
             state = from_record(new.state)
         except (ValueError, TypeError, KeyError) as error:
@@ -161,7 +161,7 @@ class ScalingDesk:
         return {"events": rows, "next": rows[-1]["place"] if rows else after or "0"}
 
     async def planned(self) -> dict[str, Any]:
-        """What the planner said last: {"mode", "plan"}; `plan` None = it has said nothing for a while."""
+        """The planner's last report: {"mode", "plan"}; `plan` None = there was none for a while."""
         word = await self.planning.word() if self.planning is not None else None
         return {"mode": str((word or {}).get("mode", self.planner_mode.value)), "plan": word}
 
@@ -197,7 +197,7 @@ class ScalingDesk:
 
 
 async def loads_of(table: WorkerTable, unique_blocks: UniqueBlocks | None) -> Mapping[WorkerId, WorkerLoad]:
-    """What is known of every connected worker."""
+    """Requests and unique prefix bytes of every connected worker, as far as known."""
     alone = await unique_blocks() if unique_blocks is not None else {}
     return {
         link.worker: WorkerLoad(
@@ -253,7 +253,7 @@ def _check_current(state: DesiredState, wanted: NewWish) -> None:
 
 
 def _check_same_frame(before: DesiredState, after: DesiredState) -> None:
-    """What `up` alone decides has to stay."""
+    """Raise InvalidRequestError if a field that `up` alone decides was changed."""
     pools = [tuple(replace(pool, count=0) for pool in state.pools) for state in (before, after)]
     if pools[0] != pools[1] or before.max_ranks != after.max_ranks or after.is_stopped:
         why = "models, TP, hardware and max_ranks are configured; only counts and members can be written"

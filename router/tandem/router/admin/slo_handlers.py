@@ -35,6 +35,6 @@ class SloDesk:
         return {"classes": rows, "default_slo": self._classes.default}
 
     def set(self, new: NewSlo) -> dict[str, Any]:
-        """Promise this from now on, until the router starts again; what `list` says afterwards."""
+        """Promise this from now on, until the router starts again; returns the new `list`."""
         self._classes.set(new.slo, SloSection(ttft_s=new.ttft_s, itl_s=new.itl_s))
         return self.list()

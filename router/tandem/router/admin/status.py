@@ -1,4 +1,4 @@
-"""What the router knows about the cluster, as plain JSON values for operators. Never prompts or tokens."""
+"""The router's view of the cluster, as plain JSON values for operators. Never prompts or tokens."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class StatusPage:
 
 
 def absent_state(*, is_registered: bool) -> str:
-    """Of a worker that is not connected: nothing that it said is true any more."""
+    """State of a worker that is not connected: nothing that it reported is true any more."""
     return "unreachable" if is_registered else "gone"
 
 

@@ -1,4 +1,5 @@
-"""One request on one time line, for operators: where it waited, who computed it, how long its KV travelled."""
+"""One request on one time line, for operators: where it waited, which workers computed it, how long its KV
+travelled."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What clients leave with the cluster: files, and batches that run in the gaps."""
+"""Clients' stored data: files, and batches that run in the gaps."""

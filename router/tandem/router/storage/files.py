@@ -31,7 +31,7 @@ def new_id(prefix: str, now_s: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptLimits:
-    """What may be kept, as `[store]` has it."""
+    """Limits on kept data, as `[store]` has them."""
 
     max_file_bytes: int
     max_tenant_file_bytes: int
@@ -40,7 +40,7 @@ class KeptLimits:
 
 
 class Files:
-    """Files of all tenants. `expiry_s` is how long those are kept that say nothing else."""
+    """Files of all tenants. `expiry_s` is how long those are kept that ask for nothing else."""
 
     def __init__(
         self, store: FileStore, folder: FilesFolder, expiry_s: float, wall_s: Callable[[], float], limits: KeptLimits
@@ -57,7 +57,7 @@ class Files:
             raise CapacityError("there is no room for files and batches", why=why, todo="try again later")
 
     def full(self, kept_bytes: int) -> QuotaError:
-        """What a tenant hears that keeps as much as it may."""
+        """The error for a tenant that keeps as much as it may."""
         why = f"max_tenant_file_bytes is {self.limits.max_tenant_file_bytes}, and {kept_bytes} are kept"
         return QuotaError("no more files can be kept", why=why, todo="delete files, or wait for batches to end")
 

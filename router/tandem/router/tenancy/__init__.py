@@ -1,1 +1,1 @@
-"""Whose request it is: API keys, budgets, and the salts that keep tenants' cached blocks apart."""
+"""Tenants of requests: API keys, budgets, and the salts that keep tenants' cached blocks apart."""

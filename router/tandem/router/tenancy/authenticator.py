@@ -1,7 +1,7 @@
-"""Who is asking: API keys checked against the last list that the durable store gave, and the salts of their tenants.
+"""Authenticates requests: API keys checked against the last list that the durable store gave, and their tenants' salts.
 
 A list that cannot be read changes nothing; a list that lost a key lets that key in no more. Requests without a key are
-let in only where the configuration says so (see Anonymous).
+let in only where the configuration states so (see Anonymous).
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Gate:
 
     @property
     def is_open(self) -> bool:
-        """Whether requests without a key are let in. Once there was a key they are not, whatever becomes of the key."""
+        """True if requests without a key are let in. Once there was a key they are not, whatever becomes of the key."""
         if self._anonymous is Anonymous.LOOPBACK:
             return not self._had_keys
         return self._anonymous is Anonymous.ALWAYS
 
     def check_host(self, host: str) -> None:
-        """StartupError when the API would listen on `host` for everybody, and nobody said that it may."""
+        """StartupError when the API would listen on `host` for all, and no setting allows that."""
         if self._anonymous is not Anonymous.LOOPBACK or self._keys or _is_loopback(host):
             return
         raise StartupError(
@@ -62,7 +62,7 @@ class Gate:
         self._had_keys = self._had_keys or bool(self._keys)
 
     def serves(self, tenant: str) -> bool:
-        """Whether the tenant could ask for anything now: it has a key, or needs none."""
+        """True if the tenant could ask for anything now: it has a key, or needs none."""
         if self.is_open and tenant == ANONYMOUS.tenant:
             return True
         now_s = self._wall_s()
@@ -72,10 +72,11 @@ class Gate:
         )
 
     def admit(self, authorization: str | None, scope: Scope) -> Caller:
-        """Who sends `authorization` (the header's value); AuthError or PermissionDeniedError if not for `scope`.
+        """The caller that sends `authorization` (the header's value); AuthError or PermissionDeniedError if not for
+        `scope`.
 
-        Where everybody is let in, what does not look like a key of ours is ignored: clients have to send something. The
-        admin port lets nobody in so.
+        Where requests without a key are let in, a value that does not look like a key of ours is ignored: clients have
+        to send something. The admin port lets none in so.
         """
         kind, _, text = (authorization or "").partition(" ")
         text = text.strip() if kind.lower() == "bearer" else ""
@@ -122,7 +123,7 @@ def _is_loopback(host: str) -> bool:
 
 
 class TenantSalts:
-    """What separates the cached blocks of tenants: derived on the server, so that nobody can choose another one's."""
+    """Separate the cached blocks of tenants: derived on the server, so that no client can choose another tenant's."""
 
     def __init__(self, secret: ClusterSecret) -> None:
         @lru_cache(maxsize=_KNOWN_SALTS)

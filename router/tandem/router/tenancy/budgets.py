@@ -33,7 +33,7 @@ class BudgetBooks(Protocol):
 
 
 class Budgets:
-    """`on_refused` is told the reason of each refusal. `books` None = this router's own alone."""
+    """`on_refused` gets the reason of each refusal. `books` None = this router's own alone."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Budgets:
         self._away_until_s = float("-inf")
 
     async def spend(self, tenant: str, tokens: int) -> None:
-        """One request of about `tokens`; RateLimitError that says when to come back if the tenant has spent all."""
+        """One request of about `tokens`; RateLimitError with the time to come back if the tenant has spent all."""
         budget = self._of(tenant)
         if budget is None:
             return
@@ -78,8 +78,8 @@ class Budgets:
             self._owe(tenant, charge)
 
     async def run(self) -> None:
-        """Settle in the background until cancelled. What Redis did not take is kept for later; what it perhaps took, as
-        its answer did not come in time, is not said again."""
+        """Settle in the background until cancelled. Charges that Redis did not take are kept for later; those that it
+        perhaps took, as its answer did not come in time, are not sent again."""
         while True:
             await self._has_due.wait()
             await asyncio.sleep(SETTLE_S)
@@ -119,7 +119,7 @@ class Budgets:
         return local.spend(charge, now_s)
 
     async def _ask(self, tenant: str, budget: BudgetSection, charge: Charge) -> float:
-        """What Redis says. UnavailableError: it is away; TimeoutError: it did not answer, and may have counted it."""
+        """Redis's answer. UnavailableError: it is away; TimeoutError: it did not answer, and may have counted it."""
         now_s = self._clock.now_s()
         if self._books is None or now_s < self._away_until_s:
             raise UnavailableError("no books of budgets can be reached", todo="wait")

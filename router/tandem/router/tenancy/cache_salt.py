@@ -1,4 +1,4 @@
-"""Who shares cached blocks with whom: the salt in the root of a request's block hashes, derived on the server."""
+"""Isolation of cached blocks: the salt in the root of a request's block hashes, derived on the server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SALT_BYTES = 16
 def request_salt(tenant_salt: bytes, cache_salt: str | None) -> bytes:
     """The salt of a request: its tenant's, or one for this `cache_salt` of this tenant, which no other tenant can get.
 
-    What a client sends is hashed under a key that it does not know, so nobody learns or chooses another one's salt.
+    A client's value is hashed under a key that it does not know, so no client learns or chooses another one's salt.
     """
     if cache_salt is None:
         return tenant_salt

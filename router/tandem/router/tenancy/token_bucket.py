@@ -18,7 +18,7 @@ class LocalBucket:
         self._now_s = now_s
 
     def spend(self, charge: Charge, now_s: float) -> float:
-        """Take it, or say after how many seconds there is enough; a negative charge gives back."""
+        """Take it, or return the seconds until there is enough; a negative charge gives back."""
         passed_s, self._now_s = max(0.0, now_s - self._now_s), max(now_s, self._now_s)
         for at, rate in enumerate(self._per_s):
             self._left[at] = min(max(1.0, BURST_S * rate), self._left[at] + passed_s * rate)

@@ -1,6 +1,7 @@
 """The page's way to the API: its chat goes through the port that clients use, guard, admission and all.
 
-Browsers let a page talk to the port that it came from alone, and who reaches the admin port need not reach the API's.
+Browsers let a page talk to the port that it came from alone, and a browser that reaches the admin port need not reach
+the API's.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class ApiRelay:
     timeout_s: float
 
     async def chat(self, request: Request) -> Response:
-        """What the API answers to the body of `request`, while it comes; UnavailableError if nobody answers there."""
+        """The API's answer to the body of `request`, while it comes; UnavailableError if nothing answers there."""
         body = await read_body(request, MAX_CHAT_BYTES)
         key = request.headers.get(API_KEY_HEADER, "")
         if not key.isascii() or not key.isprintable():
@@ -90,7 +91,7 @@ def _head(length: int, key: str) -> bytes:
 
 
 class _Answer:
-    """A response of a server of ours: of a length that it says, or in chunks."""
+    """A response of a server of ours: of a stated length, or in chunks."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -116,7 +117,7 @@ class _Answer:
             await self._reader.readexactly(2)
 
     def close(self) -> None:
-        """Whoever has not read all of it is a client that left: the API cancels its request."""
+        """Close the connection. A client that has not read all of it has left: the API cancels its request."""
         with suppress(OSError):
             self._writer.close()
 

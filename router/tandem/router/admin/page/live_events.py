@@ -1,7 +1,7 @@
-"""One stream (server-sent events) of what the page shows: whatever has changed of status, links, desired state and the
-rest, for as long as somebody looks.
+"""One stream (server-sent events) of the page's sections: whatever has changed of status, links, desired state and the
+rest, for as long as a viewer is connected.
 
-However many look, everything is read once every LOOK_S. A reader that is slow misses what came meanwhile and gets the
+However many are, everything is read once every LOOK_S. A reader that is slow misses what came meanwhile and gets the
 latest; one that stands still is given up.
 """
 
@@ -40,7 +40,7 @@ Read = Callable[[], Awaitable[Any]]
 
 
 class LiveDesk:
-    """`sections`: how to read each, as plain values; `read_s`: how long one may take, it is said to be late afterwards.
+    """`sections`: how to read each, as plain values; `read_s`: how long one may take, it is reported late afterwards.
     Belongs to the event loop."""
 
     def __init__(self, sections: Mapping[str, Read], clock: Clock, read_s: float = READ_S) -> None:
@@ -83,7 +83,7 @@ class LiveDesk:
             return
 
     async def _look(self) -> dict[str, bytes]:
-        """What every section says, at most LOOK_S old."""
+        """Current content of every section, at most LOOK_S old."""
         async with self._looking:
             if self._clock.now_s() >= self._due_s:
                 bodies = await asyncio.gather(*(self._read(name, read) for name, read in self._sections.items()))

@@ -1,6 +1,6 @@
-"""The page's files, as they lie in `static/`: for everybody, since they say nothing of a cluster.
+"""The page's files, as they lie in `static/`: served without a key, since they contain nothing of a cluster.
 
-What the page shows it asks of the admin port, with the key that is typed into it.
+The page reads its contents from the admin port, with the key that is typed into it.
 """
 
 from __future__ import annotations

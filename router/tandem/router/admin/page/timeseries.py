@@ -1,4 +1,4 @@
-"""What the last minutes were like: latencies, answers and tokens of a router in slots of a few seconds, for curves.
+"""Latencies, answers and tokens of a router over the last minutes, in slots of a few seconds, for curves.
 
 Slots are numbered by the wall clock, so that those of several processes can be added.
 """
@@ -46,7 +46,7 @@ class Figures:
             self.note()
 
     def note(self) -> None:
-        """What was added since the last note belongs to the slot that is ending."""
+        """Add the increase since the last note to the slot that is ending."""
         now = self._totals()
         slot: Slot = {"slot": round(self._wall_s() / SLOT_S) - 1}
         for group, totals in now.items():

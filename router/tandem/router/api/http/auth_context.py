@@ -21,7 +21,7 @@ ARRIVED = "tandem.arrived_s"
 
 
 def tenant_of(request: Request) -> str:
-    """The tenant whose responses, files and batches the call may see."""
+    """Return the tenant that owns the responses, files and batches that the call may see."""
     return str(request.scope.get(TENANT, ANONYMOUS.tenant))
 
 

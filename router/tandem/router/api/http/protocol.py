@@ -22,7 +22,8 @@ PIPELINED_BYTES = 256 * 1024
 
 
 class StraightLine:
-    """The rest of a body whose beginning was sent, past ASGI: ASGI's work for every chunk costs more than making it.
+    """The rest of a body after its beginning was sent, past ASGI: ASGI's work for every chunk costs more than making
+    it.
 
     Its end is sent by ASGI again.
     """

@@ -15,7 +15,7 @@ from tandem.router.tenancy.asgi_scope import CALLER, TENANT
 
 @dataclass(slots=True)
 class Reply:
-    """What came back: `headers` with names in lower case."""
+    """The response: `headers` with names in lower case."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class InProcess:
         async def receive() -> MutableMapping[str, Any]:
             nonlocal is_sent
             if is_sent:
-                await asyncio.Event().wait()  # whoever calls stays to the end, or is cancelled
+                await asyncio.Event().wait()  # the caller stays to the end, or is cancelled
             is_sent = True
             return {"type": "http.request", "body": body, "more_body": False}
 

@@ -18,7 +18,7 @@ SAVED_TOKENS = 2048
 
 
 class RevokedError(Exception):
-    """The place was taken back for somebody who waits; the work in it was cancelled."""
+    """The place was taken back for a waiting interactive request; the work in it was cancelled."""
 
 
 class Slot:
@@ -55,14 +55,14 @@ class _Turn(Waiting):
 
 
 class Slots:
-    """As many as `allow` said last. Everything runs on one event loop."""
+    """As many as the last `allow` gave. Everything runs on one event loop."""
 
     def __init__(self) -> None:
         self._allowed = 0
         self._taken: list[Slot] = []
         self._waiting: FairQueue[_Turn] = FairQueue(
             quantum=QUANTUM_TOKENS, limit=sys.maxsize, savings=SAVED_TOKENS
-        )  # whoever runs batches bounds how many ask
+        )  # the runner of batches bounds how many ask
 
     @property
     def running(self) -> int:

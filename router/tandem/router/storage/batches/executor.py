@@ -45,7 +45,7 @@ _GONE = LineError(code="input_file_not_found", message="The input file is gone."
 
 
 class LeaseLostError(Exception):
-    """Somebody else owns the directory now."""
+    """Another router owns the directory now."""
 
 
 class Calls(Protocol):
@@ -56,8 +56,8 @@ class Calls(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workshop:
-    """What all batches of one owner share. `models` gives the names that are served, `serves` whether a tenant may ask
-    for anything; `check_room` raises CapacityError or OSError where answers would find no room on the disk."""
+    """Shared by all batches of one owner. `models` gives the names that are served, `serves` returns True if a tenant
+    may ask for anything; `check_room` raises CapacityError or OSError where answers would find no room on the disk."""
 
     incarnation: Incarnation
     batches: BatchStore
@@ -134,7 +134,7 @@ class BatchRun:
                 await asyncio.wait([work], timeout=LOOK_S)
                 if work.done():
                     break
-                with suppress(UnavailableError):  # whether Redis is away for too long is for the lease to say
+                with suppress(UnavailableError):  # the lease decides if Redis is away for too long
                     await self._look(journal)
                 if state_machine.action(self._record, self._shop.wall_s()) is not Action.EXECUTE:
                     return
@@ -162,7 +162,7 @@ class BatchRun:
         """Write both files, then end the batch and list them in one step."""
         shop, record = self._shop, self._record
         if record.status is BatchStatus.CANCELLING and not record.total:
-            # Cancelled before it was read: nobody was promised anything about its requests.
+            # Cancelled before it was read: nothing was promised to the client about its requests.
             await self._save(lambda now_s: state_machine.published(self._record, now_s, Tally(), None, None))
             return
         found, journal = await self._opened()
@@ -209,8 +209,8 @@ class BatchRun:
             raise _first(failures) from None
 
     async def _answer(self, found: Input, journal: Journal, number: int) -> None:
-        """Until it is answered, or the run leaves. It holds a place only while it is sent: who waits keeps none from
-        others."""
+        """Until it is answered, or the run leaves. It holds a place only while it is sent: one that waits keeps none
+        from others."""
         slots, tenant = self._shop.slots, self._record.tenant
         waits = failures = 0
         while not self._is_leaving:
@@ -265,7 +265,7 @@ class BatchRun:
         return self._input, self._journal
 
     async def _look(self, journal: Journal) -> None:
-        """Write progress down, or read what somebody else changed."""
+        """Write progress down, or read changes by others."""
         now_s = self._shop.clock.now_s()
         has_news = journal.tally.completed + journal.tally.failed > self._record.completed + self._record.failed
         if has_news and now_s - self._saved_s >= SAVE_S:
@@ -275,7 +275,7 @@ class BatchRun:
             await self._reload()
 
     async def _save(self, change: Callable[[float], BatchRecord], files: Sequence[FileRecord] = ()) -> bool:
-        """False: somebody changed the batch meanwhile; it was read again, so look what is to be done now."""
+        """False: the batch was changed meanwhile; it was read again, so look what is to be done now."""
         record = change(self._shop.wall_s())
         saved = await self._shop.batches.save(record, self._shop.incarnation, files)
         if saved is Saved.LOST:
@@ -309,7 +309,7 @@ async def _end(work: asyncio.Task[None]) -> None:
     work.cancel()
     await asyncio.wait([work])
     if not work.cancelled():
-        work.exception()  # seen: it is raised again only by whoever asks for the result
+        work.exception()  # seen: it is raised again only for a caller that asks for the result
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -109,7 +109,7 @@ class FilesFolder:
         sync(self._batches)
 
     def has_lost_input(self, batch: str) -> bool:
-        """Whether the directory is here and the input of a batch is not."""
+        """True if the directory is here and the input of a batch is not."""
         return (self.root / "directory").exists() and not self.input(batch).exists()
 
     def remove_work(self, batch: str) -> None:
@@ -172,7 +172,7 @@ class FileWriter:
 
 
 def is_id(text: str) -> bool:
-    """Whether `text` could be the id of a file or batch; ids of clients become names of files."""
+    """True if `text` could be the id of a file or batch; ids of clients become names of files."""
     return _ID.fullmatch(text) is not None
 
 

@@ -1,4 +1,4 @@
-"""The input of a batch: one request a line. Reads it, says what is wrong in which line, finds a line again."""
+"""The input of a batch: one request a line. Reads it, reports the error of each wrong line, finds a line again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BYTES_OF_A_TOKEN, _ANSWER_TOKENS = 4, 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What an input may be: `max_line_bytes` for one request, `max_requests` for all."""
+    """Limits of an input: `max_line_bytes` for one request, `max_requests` for all."""
 
     max_requests: int
     max_line_bytes: int
@@ -43,7 +43,7 @@ class Input:
         return len(self.offsets) // 2
 
     def cost(self, number: int) -> int:
-        """What a request takes, in tokens, as far as its length tells."""
+        """Estimated cost of a request, in tokens, from its length."""
         return (self.offsets[2 * number + 1] - self.offsets[2 * number]) // _BYTES_OF_A_TOKEN + _ANSWER_TOKENS
 
     @property
@@ -69,12 +69,12 @@ async def line_at(path: Path, found: Input, number: int) -> bytes:
 
 
 def body_of(line: bytes) -> bytes:
-    """What is sent to the endpoint. Raises TypeError for a body that cannot be written again."""
+    """Return the body that is sent to the endpoint. Raises TypeError for one that cannot be written again."""
     return orjson.dumps(orjson.loads(line)["body"])
 
 
 def custom_id_of(line: bytes) -> str:
-    """What the client calls the request of a line that was checked."""
+    """Return the client's id for the request of a line that was checked."""
     custom_id: str = orjson.loads(line)["custom_id"]
     return custom_id
 
@@ -183,7 +183,7 @@ class _Reader:
 
 
 def _is_writable(body: dict[str, Any]) -> bool:
-    """Whether it can be sent: orjson reads 1,024 levels and writes 254."""
+    """True if it can be sent: orjson reads 1,024 levels and writes 254."""
     try:
         orjson.dumps(body)
         return True

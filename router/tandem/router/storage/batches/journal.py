@@ -1,7 +1,7 @@
-"""What a batch's requests were answered, on disk, such that a kill at any moment loses at most unfinished work.
+"""Journal of a batch's answers, on disk, such that a kill at any moment loses at most unfinished work.
 
-A journal is a folder of *segments*. A segment is written by one owner, named for its turn and incarnation, and by
-nobody else ever: an owner that lost its lease without noticing cannot damage what its successor writes. Segments are
+A journal is a folder of *segments*. A segment is written by one owner, named for its turn and incarnation, and never by
+another: an owner that lost its lease without noticing cannot damage its successor's segments. Segments are
 only appended to, and an entry counts once it is on disk. Reading takes the segments in the order of their names and of
 several answers to one request the first, so whatever was written twice stands once in the output.
 
@@ -78,7 +78,7 @@ class Journal:
         self._unwritten.append(entry)
         async with self._lock:
             if not any(waiting is entry for waiting in self._unwritten):
-                return  # whoever held the lock wrote it
+                return  # the task that held the lock wrote it
             entries, self._unwritten = self._unwritten, []
             segment = self._segment
             if segment is None:

@@ -1,4 +1,4 @@
-"""What a reply means for a request of a batch: final, or to be tried again; and the line that the output has for it."""
+"""Maps a reply to a request of a batch: final, or to be tried again; and to its line in the output."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ MAX_FAILURES = 3
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
 _WAIT = (429, 503)
-"""No room, or nobody there: nothing is wrong with the request, so waiting has no end but the batch's. A quota is
-another thing: it says that trying again does not help."""
+"""No room, or no worker there: nothing is wrong with the request, so waiting has no end but the batch's. A quota is
+another thing: there, trying again does not help."""
 
 
 def pause_before_retry(reply: Reply, waits: int, failures: int) -> float | None:
@@ -46,7 +46,7 @@ def is_waiting(reply: Reply) -> bool:
 
 
 def entry(number: int, batch: str, custom_id: str, reply: Reply) -> Entry:
-    """What is kept of a final reply."""
+    """Return the journal entry of a final reply."""
     usage = _usage(reply.body) if reply.status == 200 else {}
     response = {
         "status_code": reply.status,

@@ -1,7 +1,7 @@
-"""Runs the batches of the cluster on one router at a time: whoever holds the lease on the directory.
+"""Runs the batches of the cluster on one router at a time: the one that holds the lease on the directory.
 
-The lease is fenced by an incarnation that is drawn anew each time it is taken. Losing it stops everything at once; what
-an owner does that has not noticed yet is refused by the store, and its journal segments are its own.
+The lease is fenced by an incarnation that is drawn anew each time it is taken. Losing it stops everything at once; the
+store refuses the writes of an owner that has not noticed yet, and its journal segments are its own.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LOOK_S = 2.0
 class BatchRunner:
     """`run` in a task for as long as the router serves; cancelling it gives the lease to another router at once.
 
-    `waiting` says how many interactive requests wait now; `models` which names are served; `serves` whether a tenant
+    `waiting` returns how many interactive requests wait now; `models` which names are served; `serves` True if a tenant
     may still ask for anything.
     """
 
@@ -70,7 +70,8 @@ class BatchRunner:
         return self._slots.running
 
     async def run(self) -> None:
-        """Own the directory whenever nobody else does, until cancelled. Survives outages of Redis and of the disk."""
+        """Own the directory whenever no other router does, until cancelled. Survives outages of Redis and of the
+        disk."""
         trouble = ""
         while True:
             incarnation = new_incarnation()
@@ -153,7 +154,7 @@ class BatchRunner:
             await self._wakeups.wait(LOOK_S)
 
     async def _opened(self) -> dict[str, OpenBatch]:
-        """All that can be read: the others keep nobody from a turn."""
+        """All that can be read: the others keep none from a turn."""
         ids = await self._batches.open()
         self._known = {batch: self._known[batch] for batch in ids if batch in self._known}
         for record in await self._batches.load_all([batch for batch in ids if batch not in self._known]):
@@ -183,7 +184,7 @@ class BatchRunner:
             _log.exception("batch failed", extra={"fields": {"batch": batch}})
         finally:
             runs.pop(batch, None)
-            self._wakeups.ring()  # somebody else may begin
+            self._wakeups.ring()  # another batch may begin
 
     async def _keep_pace(self) -> None:
         while True:

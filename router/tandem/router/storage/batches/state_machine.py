@@ -23,7 +23,7 @@ _RUNNING = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)
 
 
 class Action(Enum):
-    """What its owner has to do next about a batch."""
+    """The owner's next step for a batch."""
 
     VALIDATE = "read the input"
     EXECUTE = "answer what is not answered yet"
@@ -33,7 +33,7 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """What stands in a batch's journal."""
+    """Counts of a batch's journal."""
 
     completed: int = 0
     failed: int = 0
@@ -43,7 +43,7 @@ class Tally:
 
 
 def action(record: BatchRecord, now_s: float) -> Action:
-    """What to do next. Past its window a batch is ended with what it has."""
+    """Return the next step. Past its window a batch is ended with the answers that it has."""
     if record.status.is_over:
         return Action.NOTHING
     if record.status is BatchStatus.VALIDATING:
@@ -96,7 +96,7 @@ def broken(record: BatchRecord, now_s: float, error: LineError) -> BatchRecord:
 
 
 def left_over(record: BatchRecord) -> LineError:
-    """What stands for a request of a batch that ends before it was answered."""
+    """The error line of a request of a batch that ends before it was answered."""
     if record.status is BatchStatus.CANCELLING:
         return LineError(code="batch_cancelled", message="The batch was cancelled before this request was answered.")
     return LineError(code="batch_expired", message="The batch expired before this request was answered.")

@@ -20,7 +20,7 @@ YIELD_S = 1.0
 
 
 class Pace:
-    """`look` says how many may run; `limit` is the most that ever may."""
+    """`look` gives how many may run; `limit` is the most that ever may."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -31,7 +31,7 @@ class Pace:
     def look(self, now_s: float, waiting: int, running: int) -> int:
         """The number that may run now, given `waiting` interactive requests and `running` ones of batches.
 
-        While anybody waits nothing new starts; after YIELD_S of that, and again every YIELD_S, one that runs has to
+        While any request waits nothing new starts; after YIELD_S of that, and again every YIELD_S, one that runs has to
         stop. Afterwards the number grows from 1, by one every GROW_S in which all that may run does.
         """
         if waiting > 0:
@@ -53,7 +53,7 @@ class Pace:
 
 
 def waiting(flights: Iterable[Flight], links: Iterable[WorkerLink], now_s: float) -> int:
-    """Interactive requests that nobody computes yet: of this router, and of others as the workers report them."""
+    """Interactive requests that no worker computes yet: of this router, and of others as the workers report them."""
     ours = 0
     own: dict[str, int] = {}
     for flight in flights:

@@ -1,5 +1,4 @@
-"""Which open batches run, and for how long: tenants take turns, whatever one of them left here. Pure: times are passed
-in.
+"""Schedules open batches: tenants take turns, whatever one of them left here. Pure: times are passed in.
 
 Of several tenants that wait each gets the next place in turn (deficit round robin, as requests of clients). A tenant's
 own batches run oldest first; those on which something broke rest, and come after the others.
@@ -26,7 +25,7 @@ _AFTER_OTHERS_S = 1e12
 
 @dataclass(frozen=True, slots=True)
 class OpenBatch:
-    """What counts for its turn. `created_s`: seconds since 1970."""
+    """A batch's data for its turn. `created_s`: seconds since 1970."""
 
     tenant: str
     created_s: int
@@ -47,7 +46,7 @@ class _Trouble:
 
 
 class Turns:
-    """At most `places` batches run; one that was told to leave counts no more."""
+    """At most `places` batches run; one that was ordered to leave counts no more."""
 
     def __init__(self, places: int) -> None:
         self._places = places
@@ -59,7 +58,7 @@ class Turns:
         self._trouble: dict[str, _Trouble] = {}
 
     def begin(self, opened: Mapping[str, OpenBatch], now_s: float) -> list[str]:
-        """Which ones to run from now on. `opened`: every batch that is open, by id."""
+        """Choose the batches to run from now on. `opened`: every batch that is open, by id."""
         for batch in self._waiting.keys() - opened.keys():
             self._queue.remove(self._waiting.pop(batch))
         self._trouble = {batch: trouble for batch, trouble in self._trouble.items() if batch in opened}
@@ -79,7 +78,8 @@ class Turns:
         return begun
 
     def leave(self, now_s: float) -> list[str]:
-        """Which ones shall end, as others have fewer places and wait: those whose turn was longest, of who has most."""
+        """Choose the runs to end, as others have fewer places and wait: the longest turns of the tenant with most
+        places."""
         before = Counter(tenant for tenant, _ in self._running.values())
         held = before.copy()
         over = [batch for batch, (_, since_s) in self._running.items() if now_s - since_s >= TURN_S]
