@@ -1,4 +1,4 @@
-"""Which version of Tandem runs."""
+"""The running version of Tandem."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from tandem.core.version import release
 
 
 def version() -> str:
-    """As the installed distribution says; "unknown" where it is not installed."""
+    """Return the installed distribution's version; "unknown" where it is not installed."""
     return release()

@@ -1,4 +1,4 @@
-"""Whose a request is, and what is promised to it: its SLO class, how urgent it is and how long it may take. Pure."""
+"""Terms of a request: its caller, its SLO class, how urgent it is and how long it may take. Pure."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from tandem.router.error_quoting import quoted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Whose request it is. `slo` "" = the request may choose; `priority` = the most urgent it may be. `is_background`:
-    a batch's, for which no client waits. `sees_load`: it may be told what workers have to do for others."""
+    """The sender of a request. `slo` "" = the request may choose; `priority` = the most urgent it may be.
+    `is_background`: a batch's, for which no client waits. `sees_load`: its answers may show the work that workers have
+    for others."""
 
     tenant: str
     key_id: str = ""
@@ -30,7 +31,8 @@ ANONYMOUS = Caller(tenant=ANONYMOUS_TENANT, sees_load=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What a request asks for itself; None = nothing. `slo_param`, `timeout_param`: what it calls that."""
+    """SLO class, priority and timeout that a request asks for; None = nothing. `slo_param`, `timeout_param`: the names
+    of its fields."""
 
     slo: str | None = None
     slo_param: str = "X-SLO-Class"
@@ -41,8 +43,8 @@ class Wish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What counts for a request. `slo` "" = no class. `ttft_s`, `itl_s` inf = nothing is promised. `is_background`: no
-    client waits for it; it is in no queue and no budget here, since batches have a pace of their own."""
+    """Terms in force for a request. `slo` "" = no class. `ttft_s`, `itl_s` inf = nothing is promised. `is_background`:
+    no client waits for it; it is in no queue and no budget here, since batches have a pace of their own."""
 
     tenant: str = ANONYMOUS.tenant
     slo: str = ""
@@ -77,14 +79,14 @@ class Classes:
 
     @property
     def least_itl_s(self) -> float:
-        """The strictest promise between tokens; inf = there is none. Whoever shares a batch shares its steps."""
+        """The strictest promise between tokens; inf = there is none. Requests that share a batch share its steps."""
         return min((one.itl_s or math.inf for one in self._classes.values()), default=math.inf)
 
     def terms(self, caller: Caller, wish: Wish) -> Terms:
         """InvalidRequestError or PermissionDeniedError when `wish` cannot be had."""
         slo, priority, timeout_s = self._slo(caller, wish), _priority(caller, wish), _timeout_s(wish)
         timeout_s = min(self._timeout_s, timeout_s)
-        if caller.is_background:  # nobody waits for its first token
+        if caller.is_background:  # no client waits for its first token
             return Terms(tenant=caller.tenant, timeout_s=timeout_s, is_background=True)
         found = self._classes.get(slo, SloSection())
         return Terms(

@@ -1,4 +1,4 @@
-"""What admission looks like now, as plain JSON values for operators; and that of several routers as one. Pure."""
+"""Status of admission, as plain JSON values for operators; and that of several routers as one. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DIGITS = 3
 
 
 def view(admission: Admission, refused: Mapping[str, int], now_s: float) -> dict[str, Any]:
-    """Who waits, by model, tenant and SLO class ("" = none), and how many were `refused`, by reason.
+    """Waiting requests, by model, tenant and SLO class ("" = none), and how many were `refused`, by reason.
 
     `predicted_wait_s` of a tenant is for one more request behind all of its own; that of a model for a tenant that has
     none there. None = how fast the queue is worked off is not known.
@@ -61,7 +61,7 @@ def _lane(admission: Admission, model: str, now_s: float) -> dict[str, Any]:
 
 
 def added_up(views: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Several routers' as one: counts and rates are added; who waits longest counts for waiting."""
+    """Several routers' as one: counts and rates are added; for waiting the longest time counts."""
     refused: Counter[str] = Counter()
     lanes: dict[str, list[Mapping[str, Any]]] = {}
     for one in views:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 MEMORY_S = 5.0
-"""What is older counts ever less, and nothing after so long a time in which nobody waited."""
+"""Older measurements count ever less, and nothing after so long a time without a waiting request."""
 KNOWN_AFTER_S, KNOWN_AFTER_SENT = 0.5, 8
 """Waiting and departures that have to be seen before the rate is believed: one small request that left a cluster that
-has just started says nothing about the next hundred."""
+has just started is no evidence for the next hundred."""
 UNKNOWN_AT_MOST_S = MEMORY_S / 2
 """Waiting that is remembered, after which a queue that fewer have left is as slow as it seems."""
 
@@ -22,11 +22,11 @@ class DrainRate:
         self._idle_from_s = -math.inf
 
     def idle_s(self, now_s: float) -> float:
-        """For how long nobody has waited."""
+        """Return for how long no request has waited."""
         return 0.0 if self._since_s is not None else now_s - self._idle_from_s
 
     def watch(self, now_s: float, *, is_busy: bool) -> None:
-        """From now on somebody waits, or nobody does: then time passes uncounted."""
+        """From now on requests wait, or none does: then time passes uncounted."""
         if self._since_s is not None:
             passed_s = max(0.0, now_s - self._since_s)
             kept = math.exp(-passed_s / MEMORY_S)

@@ -1,1 +1,1 @@
-"""What a router measures, in Prometheus' form."""
+"""Metrics of a router, in Prometheus' form."""

@@ -1,5 +1,5 @@
-"""What happens to the cluster as a whole, as Prometheus metrics: its events, how many workers are wanted, what tokens
-cost. Looks at the stores every few seconds, and is read when it is asked for."""
+"""Metrics of the cluster as a whole, for Prometheus: its events, how many workers are wanted, the price of tokens.
+Looks at the stores every few seconds, and is read when it is asked for."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Planning(Protocol):
 
 
 class ClusterWatch(Collector):
-    """A store that is None tells nothing. Events count from when this router began to look."""
+    """A store that is None gives nothing. Events count from when this router began to look."""
 
     def __init__(
         self,

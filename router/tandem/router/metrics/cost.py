@@ -1,4 +1,4 @@
-"""What tokens cost now: the price of the workers that are connected, by what their steps computed. Pure."""
+"""Price of tokens now, from the price of the connected workers and what their steps computed. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PHASES: Final = ("prefill", "decode")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCounts:
-    """What a worker had done at one moment, in seconds and tokens since it began, and what an hour of it costs."""
+    """Totals of a worker at one moment, in seconds and tokens since it began, and its price an hour."""
 
     role: RoleName
     price_per_h: float

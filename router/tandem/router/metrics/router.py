@@ -92,7 +92,7 @@ class Metrics:
         self._plans = self._counter(names.PLANS)
         self._admission_wait = self._histogram(names.ADMISSION_WAIT)
         self.refusals: dict[str, int] = {}
-        """Requests that were told to come back later, by reason."""
+        """Requests that were rejected with Retry-After, by reason."""
         self._not_admitted = self._counter(names.ADMISSION_REFUSED)
         self._slo = self._counter(names.SLO_REQUESTS)
         self._again = self._counter(names.REATTEMPTS)
@@ -117,7 +117,7 @@ class Metrics:
             self._mismatches.labels(basis, found)
 
     def of(self, model: str) -> RequestMetrics:
-        """What is measured of requests for a model of this router."""
+        """Return the metrics of requests for a model of this router."""
         found = self._models.get(model)
         if found is None:
             own: dict[str, Any] = {name: self._of_requests[one].labels(model) for name, one in _OF_REQUESTS.items()}
@@ -144,7 +144,7 @@ class Metrics:
         self._admission_wait.observe(seconds)
 
     def refused(self, reason: str) -> None:
-        """A request was told to come back later."""
+        """Count a request that was rejected with Retry-After."""
         self.refusals[reason] = self.refusals.get(reason, 0) + 1
         self._not_admitted.labels(reason).inc()
 
@@ -191,7 +191,7 @@ class Metrics:
         self._dropped.labels(reason).inc()
 
     def samples(self) -> Iterator[Sample]:
-        """Of what requests were like; nothing of workers, who are many."""
+        """Samples about requests; none about workers, which are many."""
         wanted = (names.TTFT, names.ITL, names.PROMPT_TOKENS, names.CACHED_TOKENS, names.GENERATED_TOKENS)
         of_requests = [self._of_requests[name] for name in wanted]
         for metric in (*of_requests, self._predicted, self._found, self._slo, self._requests):

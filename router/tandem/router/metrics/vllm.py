@@ -60,7 +60,7 @@ class VllmCollector(Collector):
 
 
 def kv_usage(load: Load) -> float:
-    """The share of the fullest group's blocks that somebody holds, 0 to 1; cached ones that nobody holds are free."""
+    """The share of the fullest group's blocks that are in use, 0 to 1; cached ones not in use are free."""
     shares = [1.0 - (blocks.free + blocks.cached) / blocks.total for blocks in load.blocks if blocks.total]
     return max(shares, default=0.0)
 

@@ -1,4 +1,4 @@
-"""What workers reported last, and what routers know of them, as Prometheus metrics; read when they are asked for."""
+"""Workers' last reports, and routers' knowledge of them, as Prometheus metrics; read when they are asked for."""
 
 from __future__ import annotations
 

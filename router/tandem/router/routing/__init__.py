@@ -1,1 +1,1 @@
-"""Which workers serve a request, and why. Pure: the simulator runs the same code, so nothing but core is imported."""
+"""Chooses the workers of a request. Pure: the simulator runs the same code, so nothing but core is imported."""

@@ -106,7 +106,7 @@ look at its sockets, some times for each token: with Python's 5 ms a token came 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What a router finds outside: tests put doubles here."""
+    """Interfaces of a router to the outside: tests put doubles here."""
 
     directory: WorkerDirectory
     index: PrefixIndex | None
@@ -262,7 +262,7 @@ class Router:
             batches = [group.create_task(runner.run())] if runner is not None else []
             await self._stopping.wait()
             for task in (*batches, probing):
-                task.cancel()  # first of all: another router goes on with batches at once, and nobody waits for probes
+                task.cancel()  # first of all: another router goes on with batches at once, and nothing waits for probes
             http.end_connections()
             await self._grpc.end_health()
             busy = (lambda: http.busy - parting.refusing, lambda: self._grpc.busy)
@@ -286,7 +286,7 @@ class Router:
         await self._grpc.stop(grace_s=0.0)
 
     def _add_storage(self, app: FastAPI) -> BatchRunner | None:
-        """Routes of what clients leave here, and who runs their batches."""
+        """Add the routes of clients' stored data, and return the runner of their batches."""
         if self._storage is None:
             return None
         self._storage.add_routes(app, self.door)
@@ -388,7 +388,7 @@ class Router:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 after a clean stop, 2 when the router could not start (one line on stderr says why)."""
+    """0 after a clean stop, 2 when the router could not start (one line on stderr gives the reason)."""
     parser = argparse.ArgumentParser(prog="python -m tandem.router", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="RouterConfig as JSON")
     path: Path = parser.parse_args(arguments).config
@@ -462,7 +462,8 @@ async def _run(config: RouterConfig) -> int:
 
 
 def announce(router: Router, record: RouterRecord) -> None:
-    """Tell the launcher where this router listens, and whether it lets in whoever has no API key."""
+    """Write the ready file for the launcher: where this router listens, and if it lets in requests without an API
+    key."""
     keep_loaded()
     use_huge_pages()
     scheme = "https" if router.config.settings.tls_cert else "http"

@@ -40,7 +40,7 @@ _LOOK_S = 0.02
 
 
 class _RefusedError(Exception):
-    """A process could not start, and said why itself; `code` is its exit status."""
+    """A process could not start, and reported why itself; `code` is its exit status."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"a process of the router ended with code {code}")
@@ -71,7 +71,7 @@ async def run_processes(config: RouterConfig) -> int:
         stopping = asyncio.Event()
         on_signal(stopping.set)
         try:
-            await every[0].start()  # alone: if the configuration is wrong, it says so once
+            await every[0].start()  # alone: if the configuration is wrong, it is reported once
             await asyncio.gather(*(process.start() for process in every[1:]))
         except _RefusedError as error:
             return error.code
@@ -114,8 +114,8 @@ async def _serve(
 
 
 class Process:
-    """One process: started, waited for, started again. `ready` is what it said once it listened; from then
-    on it is told orders with the others, and `orders` holds those that came before."""
+    """One process: started, waited for, started again. `ready` is its report once it listened; from then on it gets
+    orders with the others, and `orders` holds those that came before."""
 
     def __init__(self, config: RouterConfig, number: int, orders: Orders, clock: Clock) -> None:
         folder, name = Path(config.ready_file).parent, f"{config.router_id}-{number}"
@@ -145,7 +145,7 @@ class Process:
                         raise _RefusedError(ended.result())
                     await asyncio.wait([ended], timeout=_LOOK_S)
         except TimeoutError:
-            self._child.kill()  # so that it is started again: nobody waits for it any more
+            self._child.kill()  # so that it is started again: it is waited for no longer
             raise StartupError(
                 f"process {self.name} of the router did not listen within {READY_S:g} s", todo="look at its log"
             ) from None
@@ -207,7 +207,7 @@ async def _stop(every: list[Process]) -> None:
 
 @contextlib.contextmanager
 def _held(host: str, port: int) -> Iterator[int]:
-    """A port that nobody else can have, and that processes of this user may share."""
+    """A port that no other program can have, and that processes of this user may share."""
     held = reserve(host, port)
     try:
         yield port_of(held)

@@ -1,4 +1,4 @@
-"""What a router tells its launcher once its sockets listen."""
+"""The file that a router writes for its launcher once its sockets listen."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """URLs of the API and the admin port, host:port of gRPC, and whether whoever has no API key is let in."""
+    """URLs of the API and the admin port, host:port of gRPC, and if requests without an API key are let in."""
 
     http: str
     grpc: str

@@ -1,4 +1,4 @@
-"""What a router says to its cluster through Redis: that it lives, and that everything is to end."""
+"""A router's records in Redis: its lease, and the wish that the whole cluster ends."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def _beat(lease: RouterLease, record: RouterRecord, watch: LoopWatch) -> N
 
 
 async def ask_to_stop(store: DesiredStateStore) -> None:
-    """Write the wish that the whole cluster ends; raises ConfigError when nobody reconciles it."""
+    """Write the wish that the whole cluster ends; raises ConfigError when there is no desired state."""
     for _ in range(_TRIES):
         state = await store.load()
         if state is None:

@@ -1,4 +1,4 @@
-"""How a router stops: whoever is being answered may hear the rest until a deadline; then they are told that it ends."""
+"""Drains a router: answers in progress may go on until a deadline; then their clients get an error."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _log = logging.getLogger(__name__)
 _LOOK_S = 0.02
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 AFTER_DRAIN_S = LAST_WORDS_S + UNHEARD_S + 6.0
-"""What a stop takes beyond `drain_s` at most: last words, closing what listens, giving leases back."""
+"""Time of a stop beyond `drain_s` at most: last errors, closing sockets, giving leases back."""
 
 
 def on_signal(stop: Callable[[], None], *, second_ends: bool = True) -> None:
     """Have SIGTERM or SIGINT call `stop` in the running loop. With `second_ends` the next one ends the process,
-    whatever it is at; without, it says nothing new: a part of a router is told by its parent, and often once more by a
-    terminal or supervisor that tells all processes."""
+    whatever it is at; without, it changes nothing: a part of a router is stopped by its parent, and often once more by
+    a terminal or supervisor that signals all processes."""
     loop = asyncio.get_running_loop()
 
     def first() -> None:
@@ -39,7 +39,7 @@ def on_signal(stop: Callable[[], None], *, second_ends: bool = True) -> None:
 
 
 class Drain:
-    """`busy`: each says how much of something is still going on."""
+    """`busy`: each returns how much of something is still going on."""
 
     def __init__(
         self, dispatcher: Dispatcher, admission: Admission, busy: Sequence[Callable[[], int]], clock: Clock

@@ -1,4 +1,4 @@
-"""What clients leave with the cluster, put together: stored responses, files, batches, and who runs those."""
+"""Assembles clients' stored data: responses, files, batches, and the runner of those."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Storage:
             add_batches(app, self.batches, self.files, door.settings.max_body_bytes)
 
     def runner(self, app: FastAPI, door: Door, clock: Clock, waiting: Callable[[], int]) -> BatchRunner | None:
-        """Who runs batches here; `waiting` says how many interactive requests wait."""
+        """Return the runner of batches here; `waiting` gives how many interactive requests wait."""
         if self.files is None:
             return None
         runner = BatchRunner(

@@ -21,7 +21,7 @@ from tandem.router.tokenization.sandbox import BoundedSandbox, TooLargeError, To
 MAX_VARIABLES_BYTES = 16 * 1024
 MAX_VARIABLES_DEPTH = 8
 THOUGHT_NAMES = ("reasoning_content", "reasoning", "thinking")
-"""What templates call what a model thought before an answer: Qwen's and DeepSeek's, others, those of gpt-oss."""
+"""Templates' names for a model's reasoning before an answer: Qwen's and DeepSeek's, others, those of gpt-oss."""
 _OURS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
@@ -138,7 +138,7 @@ def check_variables_text(text: str) -> None:
 
 
 def _is_small(variables: Mapping[str, Any]) -> bool:
-    """Whether it may have at most MAX_VARIABLES_BYTES: each value takes two bytes at least. InvalidRequestError for
+    """True if it may have at most MAX_VARIABLES_BYTES: each value takes two bytes at least. InvalidRequestError for
     more than MAX_VARIABLES_DEPTH levels."""
     left, level, here = MAX_VARIABLES_BYTES, 0, [variables]
     while here:

@@ -28,11 +28,11 @@ class Detokenizer(Protocol):
         """The text that `tokens` complete."""
 
     def finish(self) -> str:
-        """What was held back: nothing can complete it any more."""
+        """Return the text that was held back: nothing can complete it any more."""
 
 
 class ByteDetokenizer:
-    """For models whose tokens are bytes, whatever stands around them: text is the bytes of all tokens, one behind the
+    """For models with bytes as tokens, whatever stands around them: text is the bytes of all tokens, one behind the
     other. `bytes_of` gives those of a token, none for a special one."""
 
     def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
@@ -51,7 +51,7 @@ class ByteDetokenizer:
 
 
 class IncrementalDetokenizer:
-    """Decodes a growing window of recent tokens; a character whose last byte is still to come is held back.
+    """Decodes a growing window of recent tokens; a character is held back until its last byte has come.
 
         ids:  … | context | read, text handed out | unread |
                 ^ start                                      the window that is decoded is ids[start:]
@@ -85,7 +85,7 @@ class IncrementalDetokenizer:
         return delta
 
     def finish(self) -> str:
-        """What was held back: nothing can complete it any more."""
+        """Return the text that was held back: nothing can complete it any more."""
         return self._give(self._decode(self._window)) if self._window else ""
 
     def _give(self, text: str) -> str:
@@ -153,7 +153,7 @@ class StopMatcher:
         return text[: len(text) - keep]
 
     def finish(self) -> str:
-        """What was held back: no stop string came of it."""
+        """Return the text that was held back: no stop string came of it."""
         text, self._held = self._held, ""
         return "" if self.is_stopped else text
 

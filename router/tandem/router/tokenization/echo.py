@@ -1,4 +1,4 @@
-"""Prompts that are said again in front of their answers."""
+"""Prompts that are repeated in front of their answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MANY_TOKENS = 512
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """A prompt's text, and where in it each of its tokens begins, if somebody wants to know."""
+    """A prompt's text, and where in it each of its tokens begins, if that is wanted."""
 
     text: str
     tokens: Sequence[int]

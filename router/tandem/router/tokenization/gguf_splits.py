@@ -33,8 +33,8 @@ class Splitting:
     """`patterns` are applied one to the pieces of the other; without any, text is cut as GPT-2 does.
 
     has_lone_digits   every digit is a piece, before that
-    takes_whole       a piece that is a token is that token, whatever merges say
-    adds_bos          unless the file says otherwise
+    takes_whole       a piece that is a token is that token, whatever the merges
+    adds_bos          unless the file states otherwise
     is_composed       characters are composed first (NFC)
     """
 

@@ -3,8 +3,8 @@
     gpt2    tokens in GPT-2's alphabet of bytes, merges by rank, a split by `tokenizer.ggml.pre`
     llama   tokens with ▁ for a blank, a score each, and 256 tokens of bytes
 
-What the file does not say clearly is refused: a text that is cut otherwise than in training gives worse answers, and
-nobody would know why. A tokenizer.json beside the file is always right.
+Values that the file leaves unclear are refused: a text that is cut otherwise than in training gives worse answers, and
+the cause would not be seen. A tokenizer.json beside the file is always right.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BESIDE = "put the model's tokenizer.json beside the file"
 
 
 def build_tokenizer(metadata: Metadata) -> HubTokenizer:
-    """What the file describes. Raises ModelError for what it lacks, and for kinds that are not read."""
+    """Build the tokenizer of the file. Raises ModelError for what it lacks, and for kinds that are not read."""
     kind = metadata.text(f"{_KEY}model")
     if kind not in ("gpt2", "llama"):
         why = f"it is {kind[:64]!r}, and gpt2 and llama are read" if kind else "it is missing"
@@ -53,7 +53,7 @@ def build_tokenizer(metadata: Metadata) -> HubTokenizer:
 
 
 def special_tokens(metadata: Metadata) -> dict[str, str]:
-    """What a chat template calls them, of those that the file names."""
+    """Special tokens by their names in chat templates, of those that the file names."""
     tokens = metadata.texts(TOKENS)
     found = {name: _token_id(metadata, key, len(tokens)) for name, key in _SPECIAL.items()}
     return {name: tokens[token] for name, token in found.items() if token is not None}

@@ -14,7 +14,7 @@ from tandem.router.tokenization.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """`name` is what its workers say they compute; requests name one of `served_names`."""
+    """`name` is the one that its workers report; requests name one of `served_names`."""
 
     name: str
     served_names: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Where chat templates run: they come with models, may be anybody's, and may neither reach out of here, nor compute or
+"""Sandbox of chat templates: they come with models, from any source, and may neither reach out of here, nor compute or
 grow without end.
 
 jinja2's sandbox keeps them inside. Time is looked at in each turn of a loop and with each call, filter and operator;
@@ -92,7 +92,7 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
         return functools.reduce(lambda left, right: self.call_binop(None, "+", left, right), parts)
 
     def join_texts(self, *parts: Any) -> str:
-        """What `~` does."""
+        """Implement `~`."""
         return self.concat(map(str, parts))
 
     def _look(self) -> None:
@@ -135,8 +135,8 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
 
 
 class _Looks(jinja2.visitor.NodeTransformer):
-    """Has each turn of a loop call the environment's `turn`, whose call looks at the time, and texts joined and added
-    by ours."""
+    """Has each turn of a loop call the environment's `turn`, which looks at the time, and texts joined and added by
+    ours."""
 
     def visit_For(self, node: jinja2.nodes.For) -> jinja2.nodes.Node:  # noqa: N802 - named by jinja2
         self.generic_visit(node)

@@ -42,7 +42,7 @@ _MANY_TOKENS = 1 << 18
 _SHORT_RENDER_S = 0.02
 """So long a template may take in the event loop, where it takes less than a millisecond."""
 _MESSAGE_CHARS = 32
-"""What a message takes to be rendered and tokenised beside its content."""
+"""Length of a message to be rendered and tokenised beside its content."""
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -54,18 +54,18 @@ class Tokenizer:
         self._template = template
         self.vocab_size = vocab_size
         self.context_tokens = context
-        """What the model was made for (`max_position_embeddings`); 0 = unknown."""
+        """Context that the model was made for (`max_position_embeddings`); 0 = unknown."""
         decoder = repr(hub.decoder)
         self._is_byte_level, self._is_all_bytes = "ByteLevel" in decoder, decoder.startswith("ByteLevel(")
         self._bytes: dict[int, bytes] = {}
         self._shown = _ShownBytes(self, {token for token, one in hub.get_added_tokens_decoder().items() if one.special})
-        # One thread, whose cache of words stays warm: the library keeps one a thread.
+        # One thread, so that its cache of words stays warm: the library keeps one a thread.
         self._thread = ThreadPoolExecutor(1, "tokenise")
 
     @classmethod
     def load(cls, path: Path, template: Path | None = None) -> Tokenizer:
-        """Read tokenizer.json, tokenizer_config.json, chat_template.jinja and config.json of a folder, or what a GGUF
-        file says where it has no tokenizer.json beside it; raises ModelError.
+        """Read tokenizer.json, tokenizer_config.json, chat_template.jinja and config.json of a folder, or a GGUF file's
+        own tokenizer where it has no tokenizer.json beside it; raises ModelError.
 
         `template`: a chat template to use in place of the model's.
         """
@@ -181,7 +181,7 @@ class Tokenizer:
         try:
             # As `encode`, but it leaves the interpreter to others, and spares places in the text, a third of the time.
             ids: list[int] = self._hub.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
-        except (UnicodeEncodeError, TypeError) as error:  # the latter is how the tokenizer says it of any `str`
+        except (UnicodeEncodeError, TypeError) as error:  # the latter is how the tokenizer reports it for any `str`
             why = "it has a lone surrogate"
             raise InvalidRequestError("the prompt is no valid Unicode text", why=why, param="prompt") from error
         return ids
@@ -232,7 +232,7 @@ def _read_tokenizer(path: Path) -> HubTokenizer:
 
 
 def _sizes(folder: Path) -> tuple[int, int]:
-    """Of the vocabulary and of the context, 0 for what config.json does not say."""
+    """Sizes of the vocabulary and of the context, 0 for those that config.json lacks."""
     model = _read_json(folder / "config.json")
     model = {**model, **model.get("text_config", {})}
     return int(model.get("vocab_size") or 0), int(model.get("max_position_embeddings") or 0)

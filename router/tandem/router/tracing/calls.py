@@ -12,15 +12,15 @@ from tandem.router.dispatch.inflight_request import Work
 from tandem.router.dispatch.traces import Trace
 
 RESPONSE_HEADER = "traceresponse"
-"""Under which name a client is told the trace of its call."""
+"""Name of the header that gives a client the trace of its call."""
 _PARENT, _STATE = "traceparent", "tracestate"
 Context = Mapping[str, Sequence[str]]
-"""What a client said of its own trace, by the names of W3C Trace Context."""
+"""A client's own trace context, by the names of W3C Trace Context."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerEnd:
-    """What is known of an answer once it is over. Times are the router's monotonic seconds.
+    """An answer once it is over. Times are the router's monotonic seconds.
 
     `model`: as the client called it. `read_s`: from then on its prompts were known, in tokens. `first_token_s` 0 = it
     had none. `error` None = it is complete. `traces`: of those of its requests that were sent off.
@@ -45,7 +45,7 @@ class Call(Protocol):
 
     @property
     def names(self) -> Mapping[str, str]:
-        """What tells a client the call's trace, as a header."""
+        """The header that gives a client the call's trace."""
 
     @property
     def trace_id(self) -> str:
@@ -69,7 +69,7 @@ class Tracing(Protocol):
 
 
 def context_of(headers: Iterable[tuple[str, str]]) -> Context:
-    """What headers (or gRPC metadata; names in lower case) say of the client's trace; {} = nothing that counts."""
+    """The client's trace in headers (or gRPC metadata; names in lower case); {} = nothing that counts."""
     found: dict[str, list[str]] = {}
     for name, value in headers:
         if name in (_PARENT, _STATE):

@@ -56,7 +56,7 @@ class OtelTracing:
         return _Call(self._tracer, found[0], found[1], context, received_s, offset_ns, self._clock)
 
     async def close(self) -> None:
-        # The SDK may take half a minute over a receiver that is not there; nobody waits that long for a router to end.
+        # The SDK may take half a minute over a receiver that is not there; a router's end must not wait that long.
         ending = threading.Thread(target=self._provider.shutdown, name="traces-end", daemon=True)
         ending.start()
         await asyncio.to_thread(ending.join, CLOSE_S)
@@ -133,7 +133,7 @@ def make_tracing(
 ) -> OtelTracing:
     """Posts spans to the receiver that `settings` name. `resource`: what this router is; the environment's attributes
     (OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES) win."""
-    logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # a line a try; `_Watched` says what matters
+    logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # a line a try; `_Watched` logs losses
     said = OTELResourceDetector().detect().attributes
     provider = TracerProvider(
         sampler=_sampler(settings),
@@ -151,7 +151,7 @@ def _sampler(settings: TracingSettings) -> Sampler | None:
 
 
 class _Watched(SpanExporter):
-    """Says once that spans do not arrive, and once that they do again. Runs on the SDK's thread."""
+    """Reports once that spans do not arrive, and once that they do again. Runs on the SDK's thread."""
 
     def __init__(self, exporter: SpanExporter, receiver: str) -> None:
         self._exporter, self._receiver = exporter, receiver

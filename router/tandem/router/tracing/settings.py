@@ -21,7 +21,7 @@ _DEFAULT_ENDPOINT = "http://localhost:4318"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracingSettings:
-    """`url`: what spans are posted to. `sample_ratio` None = as OTEL_TRACES_SAMPLER says."""
+    """`url`: where spans are posted. `sample_ratio` None = that of OTEL_TRACES_SAMPLER."""
 
     url: str
     sample_ratio: float | None

@@ -39,7 +39,7 @@ class Branch:
 
 
 def branches(answer: AnswerEnd) -> list[Branch]:
-    """What the call's time went into, from `read_s` on; of several prompts, side by side."""
+    """Branches of the call's time, from `read_s` on; of several prompts, side by side."""
     if not answer.traces:
         return [Branch(name="wait", start_s=answer.read_s, end_s=answer.ended_s)]
     found = [branch for trace in answer.traces for branch in _of_request(trace, answer)]
@@ -78,12 +78,12 @@ def call_attributes(answer: AnswerEnd) -> dict[str, Value]:
 
 
 def error_attributes(error: TandemError | None) -> dict[str, str]:
-    """Its code alone: what it says may repeat what the client sent."""
+    """Its code alone: the message may repeat what the client sent."""
     return {} if error is None else {"error.type": error.code}
 
 
 def is_fault(error: TandemError) -> bool:
-    """Whether the cluster is to blame, and not the client."""
+    """True if the cluster is to blame, and not the client."""
     return STATUS[error.code][0] >= 500
 
 

@@ -1,8 +1,7 @@
 """One stream to one worker in one incarnation: hello, submissions out, tokens in, pings both ways, back-off.
 
-A stream that breaks, a worker whose process shows no life for a lease, or whose loop stands for longer (STAND_S), fails
-the worker's requests at once; the link then
-reconnects for as long as the worker is registered.
+The worker's requests fail at once when the stream breaks, when its process shows no life for a lease, or when its loop
+stands for longer (STAND_S); the link then reconnects for as long as the worker is registered.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _log = logging.getLogger(__name__)
 HELLO_S = patient(2.0)
 PING_S = BEAT_S
 SILENCE_S = STAND_S
-"""A worker that says nothing for so long is lost, though its process lives; one that does not live is sooner."""
+"""A worker that sends nothing for so long is lost, though its process lives; one that does not live is sooner."""
 FIRST_BACKOFF_S = 0.05
 LAST_BACKOFF_S = 1.0
 MAX_UNSENT = 10_000
@@ -60,7 +59,7 @@ _OPTIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerAddress:
-    """Where the registry says a worker is."""
+    """A worker's address, from the registry."""
 
     worker: WorkerId
     incarnation: Incarnation
@@ -69,7 +68,7 @@ class WorkerAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Who this router is, and the secret with which it proves that it belongs to the cluster."""
+    """This router's identity, and the secret with which it proves that it belongs to the cluster."""
 
     router: RouterId
     incarnation: Incarnation
@@ -77,7 +76,7 @@ class Identity:
 
 
 class LinkListener(Protocol):
-    """Told what arrives on a link; called on the event loop and must not block."""
+    """Receives what arrives on a link; called on the event loop and must not block."""
 
     def on_tokens(self, link: WorkerLink, chunks: Sequence[TokenChunk]) -> None: ...
     def on_prompts(self, link: WorkerLink, chunks: Sequence[PromptChunk]) -> None: ...
@@ -85,7 +84,7 @@ class LinkListener(Protocol):
     def on_phase(self, link: WorkerLink, request: str, attempt: int, phase: str) -> None: ...
     def on_up(self, link: WorkerLink) -> None: ...
     def on_said(self, link: WorkerLink) -> None:
-        """What the worker says of its state is acknowledged after this, unless this holds it back."""
+        """Called with each state that the worker reports; it is acknowledged after this, unless this holds it back."""
 
     def on_state(self, link: WorkerLink) -> None: ...
     def on_beat(self, link: WorkerLink) -> None: ...
@@ -93,7 +92,7 @@ class LinkListener(Protocol):
 
 
 class WorkerLink:
-    """`facts` are known while `is_up`; `trouble` says why it is not."""
+    """`facts` are known while `is_up`; `trouble` gives the reason while it is not."""
 
     def __init__(self, where: WorkerAddress, identity: Identity, listener: LinkListener, clock: Clock) -> None:
         self.where = where
@@ -103,7 +102,7 @@ class WorkerLink:
         self.is_registered = True
         self.state = WorkerState.READY
         self.hands_back = False
-        """What this router has there is to go on elsewhere, if somebody can take it."""
+        """This router's requests there are to go on elsewhere, if another worker can take them."""
         self.keeps_blocks = False
         """It drains to go on in another role, with the blocks that it has."""
         self._said, self._is_held = 0, False
@@ -118,11 +117,11 @@ class WorkerLink:
         self._has_unsent = asyncio.Event()
         self._asks: dict[int, asyncio.Future[w.AuditReport]] = {}
         self._heard_s, self._writing_s = 0.0, math.inf
-        """When it said something last, and since when a write waits for it to read."""
+        """When its last message came, and since when a write waits for it to read."""
         self.version = ""
-        """Release that the worker runs; "" = it did not say."""
+        """Release that the worker runs; "" = not reported."""
         self.clock_skew_s: float | None = None
-        """By how much its clock was ahead of ours when it greeted, and the greeting's way; None = it did not say."""
+        """By how much its clock was ahead of ours when it greeted, and the greeting's way; None = not reported."""
 
     @property
     def worker(self) -> WorkerId:
@@ -130,7 +129,7 @@ class WorkerLink:
 
     @property
     def used_links(self) -> Sequence[UsedLink]:
-        """Over which this worker sends KV to others, as it said last."""
+        """Links over which this worker sends KV to others, from its last report."""
         return self.load.links
 
     @property
@@ -139,7 +138,7 @@ class WorkerLink:
 
     @property
     def takes_work(self) -> bool:
-        """Whether it may be planned for."""
+        """True if new requests may be planned for it."""
         return self.facts is not None and self.is_registered and self.state is WorkerState.READY
 
     def send(self, message: w.RouterMessage) -> None:
@@ -170,7 +169,7 @@ class WorkerLink:
         self._is_held = True
 
     def acknowledge(self) -> None:
-        """Its last state was heard, and nothing more comes that was planned before."""
+        """Acknowledge its last state: nothing more comes that was planned before."""
         self._is_held = False
         if self._said and self.is_up:
             self._unsent.append(proto_convert.state_heard(self._said))  # behind what was sent while it took work
@@ -297,7 +296,7 @@ class WorkerLink:
             await asyncio.sleep(PING_S)
             now_s = self._clock.now_s()
             if now_s - due_s > PING_S:
-                # This process did not run for a while, so it could not hear: that time proves nothing.
+                # This process did not run for a while, so it could not receive: that time proves nothing.
                 self._heard_s += now_s - due_s
                 self._writing_s += now_s - due_s
             if now_s - self._heard_s > SILENCE_S:
@@ -342,7 +341,8 @@ async def _next(call: Any) -> Any:
 
 
 async def _heard(awaited: Awaitable[Any]) -> Any:
-    """What a call gives; one that the other end cancelled is broken, which grpc.aio tells as our own cancellation."""
+    """Return the result of a call; one that the other end cancelled is broken, which grpc.aio reports as our own
+    cancellation."""
     try:
         return await awaited
     except asyncio.CancelledError:

@@ -1,4 +1,4 @@
-"""Who is registered, as Redis has it: what the worker table and the replica of the index go by."""
+"""Registered workers, as Redis has them: the source of the worker table and of the replica of the index."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast KV travels from one worker to another, by what the workers' links and the cluster's measurements say."""
+"""Speed of KV from one worker to another, from the workers' links and the cluster's measurements."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tandem.core.link_speed import LinkSpeed, Route
 from tandem.router.workers.proto_convert import UsedLink, WorkerFacts
 
 _MOST_ENDS = 64
-"""Workers on either side whose links are looked at for a median."""
+"""Workers on either side with links that are looked at for a median."""
 
 
 class LinkEnd(Protocol):
-    """What is read of a link to a worker."""
+    """The fields that are read of a link to a worker."""
 
     @property
     def facts(self) -> WorkerFacts | None: ...
@@ -31,7 +31,8 @@ class LinkSpeedView:
         self._speeds: dict[Route, LinkSpeed] = {}
         self._rows: list[LinkSpeed] = []
         self._found: dict[tuple[str, str, tuple[str, ...], tuple[str, ...]], float | None] = {}
-        """What `_speeds` say of a pair of hosts and of what either can; plans ask for every pair of workers."""
+        """Speeds found in `_speeds` for a pair of hosts and the transports of either; plans ask for every pair of
+        workers."""
 
     @property
     def rows(self) -> Sequence[LinkSpeed]:
@@ -46,7 +47,7 @@ class LinkSpeedView:
 
     def bytes_per_s(self, prefill: LinkEnd | None, decode: LinkEnd | None) -> float | None:
         """Measured from one worker to the other: of the slowest link of rank 0 in use; else of the fastest transport
-        that both have, between their hosts. None = nobody measured it."""
+        that both have, between their hosts. None = not measured."""
         if prefill is None or decode is None or prefill.facts is None or decode.facts is None:
             return None
         if links := prefill.used_links:

@@ -1,5 +1,5 @@
-"""What is known of a prompt's blocks: their hashes for every kind of worker, who holds how many of them by the index,
-and who is about to, because this router just sent the like there."""
+"""Looks up a prompt's blocks: their hashes for every kind of worker, how many of them each worker holds by the index,
+and how many it is about to hold, because this router just sent the like there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tandem.router.workers.proto_convert import WorkerFacts
 from tandem.statestore.index.speculation import Holder, Speculation
 
 SpeedOf = Callable[[WorkerId, WorkerId], float | None]
-"""Measured bytes a second from a prefill to a decode worker; None = nobody measured it."""
+"""Measured bytes a second from a prefill to a decode worker; None = not measured."""
 KeptHashes = dict[tuple[str, int, str], list[BlockHash]]
 """Hashes of one prompt under one salt, by fingerprint, block tokens and HashRoot.lossy."""
 
@@ -30,12 +30,12 @@ class PrefixIndex(Protocol):
 
 @dataclass(slots=True, kw_only=True)  # never changed once it was given, but frozen it would take longer to make
 class PrefixView:
-    """By worker: leading prompt tokens whose blocks it holds, how many it need not compute again (whole blocks, held or
-    expected there, and never the last token, whose logits are wanted) and how many of these are only expected, where
+    """By worker: leading prompt tokens in blocks that it holds, how many it need not compute again (whole blocks, held
+    or expected there, and never the last token: its logits are wanted) and how many of these are only expected, where
     there are any; and of every worker the hashes of all full blocks and the last one of them as it must compute it.
 
     `lossy_tokens`: by decode worker, then by HashRoot.lossy, leading prompt tokens that it holds from prefill workers
-    whose blocks a conversion or codec changes on their way to it.
+    with blocks that a conversion or codec changes on their way to it.
 
     `shared`: the deepest block that any worker holds or is expected to, b"" = none, and up to it `shared_tokens` of the
     prompt; `followers`: see `Popularity`.
@@ -53,11 +53,11 @@ class PrefixView:
 
     @property
     def is_known_somewhere(self) -> bool:
-        """Whether anybody has, or is about to have, anything of the prompt."""
+        """True if any worker has, or is about to have, anything of the prompt."""
         return bool(self.held_tokens or self.reusable_tokens or self.lossy_tokens)
 
     def computed_whole(self) -> PrefixView:
-        """The same for a request whose prompt is computed whatever is cached: it wants the logits."""
+        """The same for a request that needs logits of its prompt, which is computed whatever is cached."""
         return replace(self, reusable_tokens={}, expected_tokens={})
 
 
@@ -83,8 +83,8 @@ class PrefixFinder:
     def find(
         self, prompt: Sequence[int], workers: Iterable[WorkerFacts], salt: bytes = b"", kept: KeptHashes | None = None
     ) -> PrefixView:
-        """What is known of `prompt` under `salt`; empty = this finder's own. `kept` has the hashes of this prompt under
-        this salt from the calls before, and gets those that are computed now."""
+        """Look up `prompt` under `salt`; empty = this finder's own. `kept` has the hashes of this prompt under this
+        salt from the calls before, and gets those that are computed now."""
         every = list(workers)
         chains = _Chains(prompt, salt or self.salt, self._index, self._speculation, {} if kept is None else kept)
         view, known, size, fingerprint = PrefixView(), _NOTHING, 0, ""
@@ -94,7 +94,7 @@ class PrefixFinder:
                 size, fingerprint = facts.block_tokens, facts.fingerprint
                 known = chains.known(fingerprint, size)
             view.hashes[worker], view.last_hashes[worker] = known.hashes, known.last_hash
-            if not known.held and not known.expected:  # by nobody with blocks like these
+            if not known.held and not known.expected:  # by no worker with blocks like these
                 continue
             held = known.held.get(worker, 0)
             expected = min(known.expected.get((worker, facts.incarnation), 0), known.most)
@@ -114,7 +114,7 @@ class PrefixFinder:
         return view
 
     def _find_lossy(self, every: Sequence[WorkerFacts], chains: _Chains, view: PrefixView) -> None:
-        """What decode workers hold of blocks that change on their way to them."""
+        """Add what decode workers hold of blocks that change on their way to them."""
         senders = _senders(every)
         is_same_everywhere = not any(sender.offers for _, _, sender in senders)
         # By identity: a router keeps one object of equal profiles.
@@ -194,7 +194,7 @@ class _Known:
 
     @property
     def deepest(self) -> int:
-        """Leading blocks that somebody holds or is expected to."""
+        """Leading blocks that some worker holds or is expected to."""
         return max((*self.held.values(), *self.expected.values()), default=0)
 
 
@@ -202,7 +202,8 @@ _NOTHING = _Known(held={}, expected={}, hashes=(), last_hash=b"", most=0)
 
 
 class _Chains:
-    """Hash chains of one prompt, and who holds how much of each; every chain is computed and looked up once."""
+    """Hash chains of one prompt, and how much of each every worker holds; every chain is computed and looked up
+    once."""
 
     def __init__(
         self,
@@ -241,8 +242,8 @@ class _Chains:
         return found
 
     def deepest(self) -> tuple[bytes, int]:
-        """The last block of those that somebody holds, of the chain that is looked up first among equals, and how many
-        tokens there are up to its end."""
+        """The last block of those that some worker holds, of the chain that is looked up first among equals, and how
+        many tokens there are up to its end."""
         found = [(known.deepest * size, known) for (_, size), known in self._known.items() if known.deepest]
         tokens, known = max(found, key=lambda pair: pair[0], default=(0, None))
         return (known.hashes[known.deepest - 1], tokens) if known is not None and tokens else (b"", 0)
@@ -261,6 +262,6 @@ def _root(fingerprint: str, block_tokens: int, salt: bytes, lossy: str) -> Block
 
 
 def _sender_key(profile: KVProfile) -> tuple[object, ...]:
-    """Equal for prefill workers whose blocks arrive in the same form everywhere, if they offer the same codecs."""
+    """Equal for prefill workers with blocks that arrive in the same form everywhere, if they offer the same codecs."""
     dtypes = tuple(group.dtype for group in profile.layout.groups)
     return (profile.fingerprint, dtypes, profile.codecs)

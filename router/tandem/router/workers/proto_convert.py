@@ -26,7 +26,7 @@ BATCH_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFacts:
-    """What a worker said of itself when its stream opened; true for one incarnation."""
+    """A worker's description of itself when its stream opened; true for one incarnation."""
 
     worker: WorkerId
     incarnation: Incarnation
@@ -158,7 +158,7 @@ class LegOrder:
     timeout_s: float
     peer: WorkerFacts | None = None
     sources: Sequence[tuple[WorkerFacts, int]] = ()
-    """Who holds how many leading tokens of the prompt, best first."""
+    """Workers that hold leading tokens of the prompt, and how many, best first."""
     forced: Sequence[ChoiceState] = ()
     """Output that the client has."""
     trace: str = ""
@@ -181,7 +181,7 @@ def state_heard(sequence: int) -> w.RouterMessage:
 
 
 def worker_state(text: str) -> WorkerState:
-    """As a worker says it; who says what is not known here takes no work."""
+    """Parse a worker's state; a worker with a state that is not known here takes no work."""
     try:
         return WorkerState(text or WorkerState.READY)
     except ValueError:
@@ -217,12 +217,12 @@ def submit(order: LegOrder) -> w.RouterMessage:
 
 
 def each(message: w.WorkerMessage) -> Iterable[w.WorkerMessage]:
-    """What a worker said at once, in order."""
+    """Messages that a worker sent as one, in order."""
     return message.batch.messages if message.HasField("batch") else (message,)
 
 
 def next_of(unsent: deque[w.RouterMessage]) -> w.RouterMessage:
-    """Take the first message, and with it those behind it that fit: each costs both ends more than what it says."""
+    """Take the first message, and with it those behind it that fit: each costs both ends more than its content."""
     first = unsent.popleft()
     if not unsent:
         return first

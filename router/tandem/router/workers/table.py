@@ -1,4 +1,4 @@
-"""Which workers there are: follows the registry, keeps one link a worker, and says what each could serve."""
+"""Table of workers: follows the registry, keeps one link a worker, and gives each worker's state to policies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _RETRY_S = 1.0
 
 
 class WorkerRecord(Protocol):
-    """What the table reads of a registry record."""
+    """The fields that the table reads of a registry record."""
 
     @property
     def incarnation(self) -> int: ...
@@ -36,7 +36,7 @@ class WorkerRecord(Protocol):
 
 
 class WorkerDirectory(Protocol):
-    """Who is registered. It alone judges who left: a missing key or an outage of the registry is no reason."""
+    """Registered workers. It alone judges which have left: a missing key or an outage of the registry is no reason."""
 
     async def run(self, on_change: Callable[[Mapping[WorkerId, WorkerRecord]], None]) -> None:
         """Call `on_change` with all registered workers, now and whenever they change, until cancelled."""
@@ -77,15 +77,15 @@ class WorkerTable:
     def candidates(
         self, view: PrefixView | None = None, now_s: float = 0.0, *, model: str = "", cache_key: str = ""
     ) -> list[Candidate]:
-        """Workers that can take work for `model` ("" = any) now, with what `view` says of a prompt's prefix there and
-        as requests of `cache_key` see them. `now_s` decides which load reports still count."""
+        """Workers that can take work for `model` ("" = any) now, with the prompt's prefix there from `view` and as
+        requests of `cache_key` see them. `now_s` decides which load reports still count."""
         every = [self._candidate(link, now_s) for link in self.usable(model)]
         if view is not None and view.is_known_somewhere:
             every = [_holding(candidate, view) for candidate in every]
         return leaning(cache_key, every)
 
     def candidate(self, link: WorkerLink, view: PrefixView, now_s: float) -> Candidate:
-        """A connected worker, whether it takes work or not, with what `view` says of a prompt's prefix there."""
+        """A connected worker, taking work or not, with the prompt's prefix there from `view`."""
         return _holding(self._candidate(link, now_s), view)
 
     def _candidate(self, link: WorkerLink, now_s: float) -> Candidate:
@@ -108,12 +108,12 @@ class WorkerTable:
         return kept.candidate
 
     def link_speed(self, prefill: WorkerId, decode: WorkerId) -> float | None:
-        """Measured bytes a second from one worker to the other; None = nobody measured it."""
+        """Measured bytes a second from one worker to the other; None = not measured."""
         return self.speeds.bytes_per_s(self._links.get(prefill), self._links.get(decode))
 
     def usual_link_speed(self) -> float:
-        """Bytes a second from workers that compute prompts to others that generate: the median; 0 = nobody measured
-        any."""
+        """Bytes a second from workers that compute prompts to others that generate: the median; 0 = none was
+        measured."""
         every = [(link, link.facts.role) for link in self.links if link.facts is not None]
         senders = [link for link, role in every if role is not RoleName.DECODE]
         return self.speeds.median(senders, [link for link, role in every if role is not RoleName.PREFILL])
@@ -123,7 +123,7 @@ class WorkerTable:
         link.last_used = self._uses
 
     def note_up(self, link: WorkerLink) -> None:
-        """The worker has said what it is. Equal profiles become one object: plans compare them pair by pair."""
+        """The worker has sent its facts. Equal profiles become one object: plans compare them pair by pair."""
         if link.facts is not None:
             profile = link.facts.profile
             link.facts = dataclasses.replace(link.facts, profile=self._profiles.setdefault(profile, profile))
@@ -215,7 +215,7 @@ class _Kept:
 
 
 def _holding(candidate: Candidate, view: PrefixView) -> Candidate:
-    """With what `view` says of the prompt there."""
+    """Add the prompt's prefix there, from `view`."""
     worker = candidate.worker
     held, reusable = view.held_tokens.get(worker, 0), view.reusable_tokens.get(worker, 0)
     lossy = view.lossy_tokens.get(worker)
@@ -225,7 +225,7 @@ def _holding(candidate: Candidate, view: PrefixView) -> Candidate:
 
 
 def _candidate(link: WorkerLink, link_speed: SpeedOf, now_s: float) -> Candidate:
-    """As if nobody held anything of the prompt."""
+    """As if no worker held anything of the prompt."""
     facts, load, outstanding = link.facts, link.load, link.outstanding
     if facts is None:
         raise RuntimeError(f"link to {link.worker} is down")
