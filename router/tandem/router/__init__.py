@@ -1,1 +1,2 @@
-"""The front door: HTTP (OpenAI) and gRPC; tokenise, plan, dispatch, stream; the admin port. No torch in its imports."""
+"""Client-facing router: HTTP (OpenAI) and gRPC; tokenise, plan, dispatch, stream; the admin port. No torch in its
+imports."""

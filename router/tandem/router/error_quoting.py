@@ -1,4 +1,4 @@
-"""How errors repeat what a client wrote: short, since gRPC carries them in headers, which have a limit."""
+"""Quotes clients' values in errors: short, since gRPC carries them in headers, which have a limit."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ RETRY_S = 2.0
 
 
 class KeyStore(Protocol):
-    """Where keys are kept. Every call but `watch` raises UnavailableError when it cannot be reached."""
+    """Store of API keys. Every call but `watch` raises UnavailableError when it cannot be reached."""
 
     async def add(self, key: ApiKey) -> None: ...
     async def revoke(self, key_id: str, now_s: float) -> bool: ...

@@ -72,7 +72,7 @@ def check_form(authorization: str, key: bytes) -> None:
 
 
 def body_limit(path: str, max_body_bytes: int) -> int:
-    """How long the body of a request to the admin port may be; a prompt to explain is as long as one to be served."""
+    """Maximum body length on the admin port; a prompt to explain may be as long as one to be served."""
     limits = {EXPLAIN_PATH: max_body_bytes, REPAIR_PATH: _REPAIR_BYTES, DESIRED_PATH: _DESIRED_BYTES}
     return limits.get(path, _MAX_BODY_BYTES)
 

@@ -14,8 +14,8 @@ Row = Mapping[str, Any]
 def workers_of(pages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The workers of several processes' statuses, by name.
 
-    What a worker reported comes from a process that is connected to it. Requests that processes have there are added;
-    what each process has found out for itself, its connection and its breaker, is as the one has it that is worst off.
+    A worker's own reports are taken from a process that is connected to it. Requests that processes have there are
+    added; of per-process findings, connection and breaker, those of the process that is worst off are taken.
     """
     by_worker: dict[str, list[Row]] = {}
     for page in pages:

@@ -58,9 +58,9 @@ class RoutingDesk:
         return self.policy()
 
     async def explain(self, body: object) -> dict[str, Any]:
-        """Where the prompt would go now, what it was weighed against, and what is known of every worker.
+        """The plan for the prompt now, its alternatives, and every worker as seen.
 
-        Nothing is sent. Raises what a request with this prompt would be refused with.
+        Nothing is sent. Raises the error with which a request with this prompt would be refused.
         """
         wanted = _read(ExplainRequest, body)
         if (wanted.prompt is None) == (wanted.messages is None):

@@ -21,7 +21,7 @@ class NewSlo(BaseModel):
 
 
 class SloDesk:
-    """Requests that have arrived keep what they were promised."""
+    """Requests that have arrived keep their promises."""
 
     def __init__(self, classes: Classes) -> None:
         self._classes = classes

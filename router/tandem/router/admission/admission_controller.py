@@ -31,7 +31,7 @@ ANSWER_TOKENS = 128
 PRIORITY_S = 1.0
 """Queue time that one step of priority is worth: bounded, so that no request is overtaken for ever."""
 MARGIN = 0.9
-"""Of a promised time to the first token, what waiting and computing may take as predicted."""
+"""Share of a promised time to the first token that predicted waiting and computing may take."""
 _LEAST_S, _MOST_S = 0.1, 60.0
 """Bounds of the Retry-After of a rejected request."""
 _STRANDED_S = 1.0
@@ -72,7 +72,7 @@ class Arrived:
 
 
 class AdmissionMeter(Protocol):
-    """Counts what admission decides."""
+    """Counts the decisions of admission."""
 
     def waited(self, seconds: float) -> None: ...
     def refused(self, reason: str) -> None: ...
@@ -114,7 +114,7 @@ class Admission:
         return sum(len(lane.queue) for lane in self._lanes.values())
 
     def waiting_for(self, model: str) -> int:
-        """How many wait for workers of this model."""
+        """Return how many wait for workers of this model."""
         lane = self._lanes.get(model)
         return 0 if lane is None else len(lane.queue)
 
@@ -308,7 +308,7 @@ class Admission:
         _end(place, error)
 
     def _retry_s(self, lane: _Lane, unknown_s: float) -> float:
-        """When what waits now has been sent off."""
+        """Seconds until all that wait now have been sent off."""
         cost, rate = lane.queue.cost, lane.rate.per_s
         return min(_MOST_S, max(_LEAST_S, cost / rate if rate else unknown_s))
 

@@ -74,7 +74,7 @@ class FairQueue(Generic[W]):
 
     @property
     def cost(self) -> int:
-        """Of all that wait."""
+        """Total cost of all that wait."""
         return sum(line.cost for line in self._lines.values())
 
     def __iter__(self) -> Iterator[W]:

@@ -1,4 +1,4 @@
-"""How fast a queue is worked off: what left it for the workers, over the time in which anything waited. Pure."""
+"""Drain rate of a queue: the cost that left it for the workers, over the time in which anything waited. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gRPC front door: `Inference` with health and reflection, on the same way through the router as HTTP."""
+"""The gRPC API: `Inference` with health and reflection, on the same way through the router as HTTP."""
 
 from __future__ import annotations
 

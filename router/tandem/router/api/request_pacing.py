@@ -1,5 +1,5 @@
-"""Lets new requests in, one in a few turns of the event loop, so that a router with more to do than it can goes on with
-what it has begun.
+"""Back-pressure: lets new requests in, one in a few turns of the event loop, so that an overloaded router goes on with
+those that it has begun.
 
 A new request takes as much of the loop as a hundred tokens. In a turn of the loop everything that arrived is dealt
 with, so the more streams there are, the longer a turn and the fewer requests are let in: as many as there is time for.

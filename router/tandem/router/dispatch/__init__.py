@@ -1,1 +1,1 @@
-"""Requests on their way: sent to workers, put in order, tried again, and what becomes of them when a worker fails."""
+"""Dispatch of requests: sent to workers, put in order, tried again, and failed over when a worker fails."""

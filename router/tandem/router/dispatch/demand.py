@@ -21,7 +21,7 @@ class _Came:
 
 
 class DemandBook:
-    """The latest requests; past `limit` the oldest is forgotten. What became of them is known to others."""
+    """The latest requests; past `limit` the oldest is forgotten. Their outcomes are kept elsewhere."""
 
     def __init__(self, limit: int = MAX_ASKED) -> None:
         self._limit = limit

@@ -49,7 +49,7 @@ the event loop."""
 
 
 class DispatchMeter(Protocol):
-    """Counts what a dispatcher sees."""
+    """Counts plans, dropped messages, further attempts and requests that were given up."""
 
     def planned(self, plan: Plan) -> None: ...
     def dropped(self, reason: str) -> None: ...
@@ -71,7 +71,7 @@ class Queue(Protocol):
     """Requests that wait in this router for room, and are no flights yet; an `Admission` is one."""
 
     def waiting_for(self, model: str) -> int:
-        """How many wait for workers of this model."""
+        """Return how many wait for workers of this model."""
 
     def in_time(self, terms: Terms, arrived_s: float, first_token_s: float, compute_s: float) -> None:
         """Raise the client's error if a first token this far away makes the request not worth serving."""
@@ -472,7 +472,7 @@ class Dispatcher:
         self._listener.on_link_up()
 
     def on_state(self, link: WorkerLink) -> None:
-        """It takes work again, takes none from now on, or wants to be rid of what it has."""
+        """It takes work again, takes none from now on, or hands its requests back."""
         if link.takes_work:
             self._welcome()
         elif link.hands_back:

@@ -291,7 +291,7 @@ class Flight:
 
     @property
     def is_background(self) -> bool:
-        """Of a batch, or a probe: no client waits for it."""
+        """True for a batch's request, or a probe: no client waits for it."""
         return self.is_probe or self.work.terms.is_background
 
     @property
@@ -343,12 +343,12 @@ class Flight:
 
     @property
     def replayed_tokens(self) -> int:
-        """Output of earlier attempts that the current one computes like a prompt: what unfinished choices have."""
+        """Output of earlier attempts, of unfinished choices, that the current one computes like a prompt."""
         return sum(order.first_index for order in self.orders if not order.is_done)
 
     @property
     def longest_rest_tokens(self) -> int:
-        """How many tokens a choice still may have, at most."""
+        """The most tokens that a choice still may have."""
         shortest = min((order.next_index for order in self.orders if not order.is_done), default=0)
         return max(1, self.work.sampling.max_tokens - shortest)
 

@@ -33,7 +33,7 @@ class HandedBack:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, link: WorkerLink) -> None:
-        """It wants to be rid of everything."""
+        """Queue all requests of a worker that hands them back."""
         self._queue.extend((link, RequestId(request)) for request in link.requests)
         if self._timer is None:
             self._next()

@@ -38,7 +38,7 @@ _BACKLOG_BYTES = 1 << 20
 
 
 class EventBook(Protocol):
-    """Where the cluster's events are kept."""
+    """Store of the cluster's events."""
 
     async def append(self, events: Sequence[ClusterEvent]) -> None:
         """Raises TandemError if they cannot be."""
@@ -74,7 +74,7 @@ class Carrying:
             self._group = None
 
     def on_state(self, link: WorkerLink) -> None:
-        """It takes work again, takes none from now on, or wants to be rid of what it has."""
+        """It takes work again, takes none from now on, or hands its requests back."""
         run = self._runs.get(link)
         if link.state is not WorkerState.DRAINING or link.hands_back or link.keeps_blocks:
             if run is not None:

@@ -47,7 +47,7 @@ class Absentees:
         return [absentee.candidate for absentee in self._gone.values() if model in ("", absentee.model)]
 
     def until_s(self) -> float:
-        """When the first of them is no longer expected; call it only while some are."""
+        """The time when the first of them is no longer expected; call it only while some are."""
         return min(absentee.until_s for absentee in self._gone.values())
 
     def _forget(self) -> None:

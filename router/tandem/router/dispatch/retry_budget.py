@@ -1,4 +1,4 @@
-"""How many re-attempts a router may make: enough for the death of a full worker, too few to double a cluster's load."""
+"""Retry budget of a router: enough for the death of a full worker, too few to double a cluster's load."""
 
 from __future__ import annotations
 

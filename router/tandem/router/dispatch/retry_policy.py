@@ -41,7 +41,7 @@ _MACHINE_LOST = 2
 
 
 class Cause(StrEnum):
-    """Why an attempt failed, as the metric names it."""
+    """Causes of a failed attempt, as the metric names them."""
 
     LOST = "lost"
     """The worker died, fell silent, or became another incarnation."""
@@ -149,7 +149,7 @@ class Survival:
             self.breakers.failed(charged)
 
     def denial(self, history: History) -> str:
-        """Why the request may not be tried again: "attempts", "budget", or "" and the re-attempt is paid for."""
+        """The reason to deny another attempt: "attempts", "budget", or "" and the re-attempt is paid for."""
         if history.failures >= self._max_attempts:
             return "attempts"
         return "" if self.budget.take() else "budget"

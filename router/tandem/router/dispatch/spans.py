@@ -22,7 +22,7 @@ class Span:
 
 
 def spans(trace: Trace, end_s: float) -> list[Span]:
-    """Where the time of a request that ended at `end_s` went, in order and without gaps."""
+    """Split the time of a request that ended at `end_s` into spans, in order and without gaps."""
     found: list[Span] = []
     began_s = trace.arrived_s
     attempts = [list(group) for _, group in groupby(trace.moments, key=lambda moment: moment.attempt)]

@@ -34,20 +34,20 @@ _ROLES: Final = {"P": RoleName.PREFILL, "D": RoleName.DECODE, "M": RoleName.MIXE
 
 
 class Events(Protocol):
-    """Where the cluster's events are kept."""
+    """Store of the cluster's events."""
 
     async def last(self, count: int) -> list[tuple[str, ClusterEvent]]: ...
     async def after(self, place: str, count: int) -> list[tuple[str, ClusterEvent]]: ...
 
 
 class Desired(Protocol):
-    """Where the desired state is kept."""
+    """Store of the desired state."""
 
     async def load(self) -> DesiredState | None: ...
 
 
 class Planning(Protocol):
-    """Where the planner's last word is kept."""
+    """Store of the planner's last report."""
 
     async def word(self) -> dict[str, Any] | None: ...
 

@@ -47,7 +47,8 @@ class CostMeter:
             self._looks.popleft()
 
     def per_million(self) -> dict[str, float]:
-        """By phase, in the unit of the prices; without a phase of which there were no tokens, or that has no price."""
+        """Price of a million tokens by phase, in the unit of the prices; without a phase of which there were no tokens,
+        or that has no price."""
         spent, tokens = dict.fromkeys(PHASES, 0.0), dict.fromkeys(PHASES, 0.0)
         for (before_s, before), (now_s, now) in itertools.pairwise(self._looks):
             for was, one in _both(before, now):

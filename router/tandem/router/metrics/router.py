@@ -39,7 +39,7 @@ _SHORT = frozenset({names.HANDOFF_OVERHEAD, names.TRANSFER})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestMetrics:
-    """Of requests for one model. Histograms are in seconds, counters in tokens."""
+    """Metrics of requests for one model. Histograms are in seconds, counters in tokens."""
 
     ttft: Histogram
     predicted_ttft: Histogram

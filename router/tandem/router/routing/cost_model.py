@@ -1,7 +1,8 @@
-"""How many seconds each part of serving a request takes at each worker. Pure arithmetic over what workers measured.
+"""Cost model: seconds that each part of serving a request takes at each worker. Pure arithmetic over workers'
+measurements.
 
-One `Estimates` a decision: what it reads of all candidates, it reads once. The policy `cost` and the choice of sources
-both use it, so that a prefix that is cheap to fetch counts where the prompt is placed.
+One `Estimates` a decision: it reads the fields of all candidates once. The policy `cost` and the choice of sources both
+use it, so that a prefix that is cheap to fetch counts where the prompt is placed.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ class Option:
 
     @property
     def order(self) -> tuple[float, bool, int, int, str, str]:
-        """By score; among equals a decode worker is left to decode, and the others take turns."""
+        """Sort key: by score; among equals a decode worker is left to decode, and the others take turns."""
         first = self.prefill or self.decode
         is_extra = self.prefill is None and self.decode.role is RoleName.DECODE
         return (self.score, is_extra, first.last_used, self.decode.last_used, first.worker, self.decode.worker)
@@ -182,7 +182,7 @@ class Plan:
 
 
 class Policy(Protocol):
-    """Chooses workers. A function of what it is given: it keeps nothing, and asks no clock."""
+    """Chooses workers. A pure function of its arguments: it keeps nothing, and reads no clock."""
 
     @property
     def name(self) -> PolicyName:
@@ -227,14 +227,15 @@ def chosen(
 
 
 def refusal(prefill: Candidate, decode: Candidate) -> str:
-    """Why these two can never exchange KV blocks, or "" if they can."""
+    """Return why these two can never exchange KV blocks, or "" if they can."""
     if prefill.profile is None or decode.profile is None:
         return "" if prefill.profile is decode.profile else "one of them did not say what its KV is"
     return kv_compatibility.refusal(prefill.profile, decode.profile)
 
 
 def form(prefill: Candidate, decode: Candidate) -> str:
-    """How blocks get from one to the other, for people: "exact", re-blocked, converted, with a codec; they must fit."""
+    """Describe for people how blocks get from one to the other: "exact", re-blocked, converted, with a codec; they must
+    fit."""
     if prefill.profile is None or decode.profile is None:
         return "exact"
     offered = kv_compatibility.offers_for(prefill.profile, prefill.link_speed(decode.worker))

@@ -15,7 +15,7 @@ FADE_S: Final = 5.0
 
 
 class ComputingShare:
-    """Of one worker in one incarnation."""
+    """Prefill utilization of one worker in one incarnation."""
 
     def __init__(self) -> None:
         self.share = 0.0

@@ -1,4 +1,5 @@
-"""How many prompts begin with the same blocks, of late: what a copy of these blocks is worth to those that come next.
+"""Popularity of prefixes: recent prompts that begin with the same blocks, to price a copy of these blocks for later
+ones.
 
 Counted by the deepest block of a prompt that any worker holds: a system prompt has one of many requests, a conversation
 goes on from another one with every turn and is never popular. Bounded; no I/O, one thread.
@@ -30,7 +31,7 @@ class Popularity:
         return len(self._counts)
 
     def followers(self, prefix: bytes) -> float:
-        """How many prompts with this prefix are to be expected in LASTING_S; 0 if it is unknown, or b""."""
+        """Prompts with this prefix that are to be expected in LASTING_S; 0 if it is unknown, or b""."""
         count, since_s = self._counts.get(prefix, (0.0, 0.0))
         return count * math.exp(min(0.0, since_s - self._clock.now_s()) / LASTING_S) if count else 0.0
 

@@ -29,18 +29,18 @@ class Promise:
 
     @property
     def worth_s(self) -> float:
-        """The time that was promised for the whole request: what is lost with a promise."""
+        """The time that was promised for the whole request: it is lost with the promise."""
         answer_s = self.answer_tokens * self.itl_s
         return sum(part_s for part_s in (self.given_s, answer_s) if part_s < math.inf)
 
     def late(self, first_token_s: float) -> float:
-        """How probably a first token that is predicted for then comes too late."""
+        """Probability that a first token that is predicted for then comes too late."""
         if self.ttft_s == math.inf or self.ttft_s <= 0:
             return 0.0 if self.ttft_s > 0 else 1.0
         return _step(first_token_s / self.ttft_s)
 
     def slowed(self, token_s: float) -> float:
-        """How probably tokens that take so long each are too slow."""
+        """Probability that tokens that take so long each are too slow."""
         return _step(token_s / self.itl_s) if self.itl_s < math.inf else 0.0
 
     def paused(self, pause_s: float, token_s: float, answers: float = 1.0) -> float:

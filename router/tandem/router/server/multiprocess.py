@@ -128,7 +128,7 @@ class Process:
 
     @property
     def part(self) -> Part | None:
-        """How to ask it, while it listens."""
+        """Its name, admin port and process id, None while it does not listen."""
         return None if self.ready is None else Part(self.name, self.ready.admin, self.ready.pid)
 
     async def start(self) -> None:

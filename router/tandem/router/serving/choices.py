@@ -1,4 +1,4 @@
-"""The text of one choice of an answer as its tokens come: detokenised, cut at stop strings, and what is new of it."""
+"""Text of one choice of an answer as its tokens come: detokenised, cut at stop strings, in updates of new text."""
 
 from __future__ import annotations
 

@@ -289,7 +289,7 @@ def _check_answer_scores(works: Sequence[Work], param: str) -> None:
 
 
 def kept_choices(n: int, best_of: int | None) -> int | None:
-    """How many of `best_of` choices are wanted; None = all that are computed."""
+    """Return how many of `best_of` choices are wanted; None = all that are computed."""
     if best_of is None or best_of == n:
         return None
     if n < 1:

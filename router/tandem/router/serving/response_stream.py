@@ -102,7 +102,7 @@ class Answer:
             self._stack.callback(admission.leave, place)
 
     def _fly(self) -> None:
-        """Send everything off, with what is left of its time since it arrived."""
+        """Send all requests off, with the rest of their time since they arrived."""
         now_s = self._sent_s = self._desk.clock.now_s()
         with ExitStack() as stack:
             for slot, work in enumerate(self._works):
@@ -377,7 +377,7 @@ class Answer:
         return "met" if in_time and max(gaps_s, default=0.0) <= terms.itl_s else "missed"
 
     def decision(self) -> dict[str, Any]:
-        """Where the first prompt was sent, and what that was weighed against."""
+        """The plan of the first prompt, and its alternatives."""
         return decision(self._flights[0].plan)
 
     def timing(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Files that clients leave here: the shared directory as this router sees it, and what is removed from it."""
+"""Files of clients: the shared directory as this router sees it, and the removal of files that are due."""
 
 from __future__ import annotations
 

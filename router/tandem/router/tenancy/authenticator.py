@@ -36,7 +36,7 @@ class Gate:
 
     @property
     def anonymous(self) -> Anonymous:
-        """When requests without a key are let in."""
+        """The setting that decides when requests without a key are let in."""
         return self._anonymous
 
     @property

@@ -1,7 +1,7 @@
-"""How much tenants may ask for a minute, in requests and in tokens: asked before a request waits, settled when it ends.
+"""Rate limits of tenants, in requests and in tokens a minute: charged before a request waits, settled when it ends.
 
 The books are in Redis, so that all routers share them. While Redis is away each router keeps its own, and none refuses
-what it would not refuse alone.
+a request that it would not refuse alone.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A budget as a bucket: it fills at a rate, up to a few seconds' worth, and what is taken may leave a debt. Pure.
+"""Token bucket of a budget: it fills at a rate, up to a few seconds' worth, and taking may leave a debt. Pure.
 
-The same arithmetic as the script in `prefixindex/stores/budgets.py`, for as long as Redis is away.
+The same arithmetic as the script in `statestore/stores/budgets.py`, for as long as Redis is away.
 """
 
 from __future__ import annotations

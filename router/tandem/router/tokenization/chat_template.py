@@ -36,7 +36,7 @@ class UnendingTemplateError(InvalidRequestError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendering:
-    """How a chat is written out, beside its messages.
+    """Options for writing out a chat, beside its messages.
 
     `adds_prompt`: end with the words that make the model answer. `continues_last`: end inside the last message, so that
     the answer goes on with it. `variables` are the client's own for the template.

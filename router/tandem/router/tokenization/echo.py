@@ -35,7 +35,7 @@ async def echo_of(
 
 
 def offsets_in(text: str, tokens: Sequence[int], decode: Decode) -> list[int]:
-    """Where each token begins in `text`; what the tokenizer puts around a text begins at its ends.
+    """Return where each token begins in `text`; tokens that the tokenizer puts around a text begin at its ends.
 
     A token that completes no character begins where that character does.
     """

@@ -1,4 +1,4 @@
-"""How byte-level vocabularies cut a text before they merge, by the name that a GGUF file gives: `tokenizer.ggml.pre`.
+"""Pre-tokenizers of byte-level vocabularies, by the name that a GGUF file gives: `tokenizer.ggml.pre`.
 
 The expressions are those of the models' own tokenizer.json, where llama.cpp has others that mean the same.
 """

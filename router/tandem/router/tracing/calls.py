@@ -59,7 +59,7 @@ class Call(Protocol):
 
 
 class Tracing(Protocol):
-    """Where calls begin."""
+    """Starts the traces of calls."""
 
     def begin(self, api: str, context: Context, received_s: float) -> Call | None:
         """A call of `api` that arrived then; None = calls of this one are not traced."""

@@ -1,4 +1,4 @@
-"""Where traces go: `[tracing]` of the configuration, and the variables that OpenTelemetry defines, which win."""
+"""Settings of tracing: `[tracing]` of the configuration, and the variables that OpenTelemetry defines, which win."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def branches(answer: AnswerEnd) -> list[Branch]:
 
 
 def call_attributes(answer: AnswerEnd) -> dict[str, Value]:
-    """Of the call's own span: what was asked for and what came of it, by the GenAI conventions and under `tandem.`."""
+    """Attributes of the call's own span: its request and its result, by the GenAI conventions and under `tandem.`."""
     work = answer.works[0]
     sampling, terms = work.sampling, work.terms
     found: dict[str, Value] = {

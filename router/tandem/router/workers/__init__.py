@@ -1,1 +1,1 @@
-"""The workers as this router knows them: a stream to each, what they report, what they hold of a prompt."""
+"""The workers as this router knows them: a stream to each, their reports, the blocks of a prompt that they hold."""

@@ -58,7 +58,7 @@ class LinkSpeedView:
         return self._between_hosts(prefill.facts, decode.facts)
 
     def median(self, senders: Sequence[LinkEnd], receivers: Sequence[LinkEnd]) -> float:
-        """Of `bytes_per_s` from one worker to another, of the pairs that were measured; 0 = none was."""
+        """Median of `bytes_per_s` from one worker to another, of the pairs that were measured; 0 = none was."""
         found: list[float] = []
         for sender in senders[:_MOST_ENDS]:
             if sender.facts is None:

@@ -23,7 +23,7 @@ KeptHashes = dict[tuple[str, int, str], list[BlockHash]]
 
 
 class PrefixIndex(Protocol):
-    """How many leading blocks of a prompt each worker holds. Advice: workers check before they use a block."""
+    """Index of the leading blocks of prompts at each worker. Advice: workers check before they use a block."""
 
     def lookup(self, hashes: Sequence[BlockHash]) -> Mapping[WorkerId, int]: ...
 
@@ -134,7 +134,7 @@ class PrefixFinder:
                 view.lossy_tokens[facts.worker] = lossy
 
     def followers(self, shared: bytes) -> float:
-        """How many prompts with this prefix are to be expected; see `Popularity`."""
+        """Prompts with this prefix that are to be expected; see `Popularity`."""
         return 0.0 if self._popularity is None else self._popularity.followers(shared)
 
     def expect(self, request: str, worker: WorkerFacts, view: PrefixView, *, is_asked_for: bool = True) -> None:

@@ -140,7 +140,7 @@ class Load:
 
     @property
     def total_blocks(self) -> int:
-        """Of the smallest group; 0 = not known."""
+        """Blocks of the smallest group; 0 = not known."""
         return min((b.total for b in self.blocks), default=0)
 
 

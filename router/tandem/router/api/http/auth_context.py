@@ -38,7 +38,7 @@ def call_of(request: Request) -> Call | None:
 
 
 def arrived_s_of(request: Request) -> float:
-    """When the call arrived, on the router's clock: before it waited to be read."""
+    """Return when the call arrived, on the router's clock: before it waited to be read."""
     arrived_s: float = request.scope[ARRIVED]
     return arrived_s
 

@@ -1,4 +1,4 @@
-"""In front of the HTTP application: nothing but health and version is answered without a key, where keys are needed.
+"""Authenticates HTTP requests: without a key, where keys are needed, only health and version are answered.
 
 A raw ASGI layer, so that an endpoint added later is guarded too. Endpoints find the caller in auth_context.py.
 """

@@ -26,7 +26,7 @@ def boundary_of(content_type: str) -> bytes:
 
 
 class Form:
-    """One form. Feed it what arrives; every complaint is an InvalidRequestError."""
+    """One form. Feed it the bytes that arrive; every complaint is an InvalidRequestError."""
 
     def __init__(self, boundary: bytes) -> None:
         self.fields: dict[str, str] = {}

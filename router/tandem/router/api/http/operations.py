@@ -1,4 +1,4 @@
-"""Every path of the HTTP API with its method: what it takes, what it answers with, and which errors it may answer with.
+"""Every path of the HTTP API with its method: its input, its answers, and the errors that it may answer with.
 
 A test holds this list against the routes of the application.
 """

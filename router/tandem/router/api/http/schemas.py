@@ -181,7 +181,7 @@ class TextPart(Strict):
 
 
 class RefusalPart(Strict):
-    """Why an earlier answer refused: its text."""
+    """The reason why an earlier answer refused: its text."""
 
     type: Literal["refusal"]
     refusal: str
@@ -219,7 +219,7 @@ Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)
 
 
 class RenderingFields(Strict):
-    """How messages become a prompt."""
+    """Fields that define how messages become a prompt."""
 
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

@@ -1,4 +1,4 @@
-"""In front of the HTTP application: a stopping router answers nothing but health, and sends a time to come back."""
+"""Refuses HTTP requests while the router stops: all but health get an error with a time to come back."""
 
 from __future__ import annotations
 

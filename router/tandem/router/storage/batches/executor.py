@@ -49,7 +49,7 @@ class LeaseLostError(Exception):
 
 
 class Calls(Protocol):
-    """How requests are sent."""
+    """Client for the requests of batches."""
 
     async def post(self, path: str, body: bytes, tenant: str) -> Reply: ...
 

@@ -57,7 +57,7 @@ class FilesFolder:
         return disk.f_bavail * disk.f_frsize
 
     def file(self, file: str) -> Path:
-        """Where the bytes of a file are."""
+        """Path of the bytes of a file."""
         return self._files / checked(file)
 
     def writer(self, file: str) -> FileWriter:

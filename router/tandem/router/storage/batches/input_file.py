@@ -58,7 +58,7 @@ async def read_input(path: Path, endpoint: str, models: frozenset[str], limits: 
 
 
 async def index_input(path: Path) -> Input:
-    """Where the requests of an input are that was checked before. Raises OSError."""
+    """Find the requests of an input that was checked before. Raises OSError."""
     return await _read(_Reader("", frozenset(), None), path)
 
 

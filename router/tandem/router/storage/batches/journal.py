@@ -43,7 +43,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an answer's result lies."""
+    """Position of an answer's result."""
 
     segment: Path
     offset: int

@@ -1,4 +1,4 @@
-"""The two files that a batch leaves: answers, and what went wrong. Every request stands in one of them, once."""
+"""The two output files of a batch: answers, and errors. Every request stands in one of them, once."""
 
 from __future__ import annotations
 

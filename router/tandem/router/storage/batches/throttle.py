@@ -1,6 +1,6 @@
-"""How many requests of batches may run at once: as many as the gaps of interactive traffic take, none while it waits.
+"""Limits the running requests of batches: as many as the gaps of interactive traffic take, none while it waits.
 
-Pure arithmetic over what a router sees; the caller looks a few times a second.
+Pure arithmetic over the router's state; the caller looks a few times a second.
 """
 
 from __future__ import annotations
