@@ -28,7 +28,7 @@ class KeyStore(Protocol):
 
 
 class NewKey(BaseModel):
-    """The body of a request for a key; what is left out is as in KeyWish."""
+    """The body of a request for a key; fields that are left out are as in KeyWish."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -41,7 +41,7 @@ class NewKey(BaseModel):
 
 
 class Keyring:
-    """Changes count here at once, in other routers when they receive them."""
+    """API keys as an operator changes them. Changes count here at once, in other routers when they receive them."""
 
     def __init__(
         self, store: KeyStore, gate: Gate, classes: Callable[[], Collection[str]], wall_s: Callable[[], float]

@@ -1,5 +1,5 @@
-"""The admin port: status, requests, links, routing, audits, keys, promises, the desired state, the wish to stop; a key
-guards all but metrics."""
+"""The admin port: status, requests, links, routing, audits, keys, SLO classes, the desired state, the wish to stop; a
+key guards all but metrics."""
 
 from __future__ import annotations
 

@@ -57,8 +57,8 @@ class AuditDesk:
         }
 
     async def repair(self, wanted: Sequence[Record]) -> Record:
-        """Ask the workers to release `wanted` (records of `look`). Only what no router knows, and each worker finds
-        fenced for itself, is released. Raises InvalidRequestError for records that are no holds."""
+        """Ask the workers to release `wanted` (records of `look`). Only holds that no router knows, and that each
+        worker finds fenced for itself, are released. Raises InvalidRequestError for records that are no holds."""
         if len(wanted) > MAX_HOLDS:
             raise InvalidRequestError(f"{len(wanted)} holds are too many at once", todo=f"send {MAX_HOLDS} at most")
         flights = self._flights()

@@ -52,7 +52,7 @@ def from_wire(m: w.AuditHold) -> dict[str, Any]:
 
 
 def to_wire(record: Mapping[str, Any]) -> w.AuditHold:
-    """Raises KeyError, TypeError, ValueError or OverflowError for what is no hold."""
+    """Raises KeyError, TypeError, ValueError or OverflowError for a record that is no hold."""
     return w.AuditHold(
         group=int(record["group"]),
         kind=str(record["kind"]),

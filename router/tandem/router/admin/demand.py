@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 _UNIQUE_S = 30.0
-"""How often it is counted what only one worker holds: that walks the whole index."""
+"""Interval at which blocks that only one worker holds are counted: that walks the whole index."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -334,8 +334,8 @@ _TOGETHER: Mapping[str, Callable[[_Told], bytes]] = {
 
 
 def added_up(texts: Sequence[str]) -> list[Metric]:
-    """Metrics of several processes as those of one: samples with equal names and labels are added, but for what workers
-    reported, which all processes know from the same reports, and what _LEAST and _MOST name."""
+    """Metrics of several processes as those of one: samples with equal names and labels are added, except workers'
+    reports, which all processes have alike, and the metrics that _LEAST and _MOST name."""
     families: dict[str, Metric] = {}
     values: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
     for text in texts:

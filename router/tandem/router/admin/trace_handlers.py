@@ -17,7 +17,7 @@ from tandem.router.error_quoting import shortened
 MAX_RUNNING, MAX_SHOWN = 20, 30
 _DIGITS = 6
 _NAMES = 8
-"""Of requests in an error."""
+"""Request ids that an error lists."""
 
 
 class TraceDesk:

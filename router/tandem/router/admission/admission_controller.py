@@ -27,7 +27,7 @@ from tandem.router.admission.throughput import MEMORY_S, DrainRate
 _log = logging.getLogger(__name__)
 POLL_S = 0.005
 ANSWER_TOKENS = 128
-"""How long an answer is taken to be, if it may be so long."""
+"""Assumed answer length, if the answer may be so long."""
 PRIORITY_S = 1.0
 """Queue time that one step of priority is worth: bounded, so that no request is overtaken for ever."""
 MARGIN = 0.9
@@ -37,9 +37,9 @@ _LEAST_S, _MOST_S = 0.1, 60.0
 _STRANDED_S = 1.0
 """Retry-After where it is not known when a worker will come."""
 CREDIT_TOKENS = 4096
-"""So much may a tenant's short requests take before their turn, while a long one of another finds no room."""
+"""Cost that a tenant's short requests may spend before their turn, while a long one of another finds no room."""
 ASK_EVERY_S = 0.02
-"""How often at most it is asked whether one worker had better serve a request whole, while the answer is no."""
+"""Least interval between two checks if one worker had better serve a request whole, while the answer is no."""
 _PASSING = 4
 """How many are looked at when there is no room for the first in turn."""
 

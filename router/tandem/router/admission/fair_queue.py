@@ -39,7 +39,7 @@ class Waiting:
 
 W = TypeVar("W", bound=Waiting)
 _AWAY = 4096
-"""Of so many tenants it is remembered what they spent; of those that left last."""
+"""Number of tenants without waiting requests, those that left last, for which spending is remembered."""
 
 
 @dataclass(slots=True)

@@ -44,7 +44,7 @@ class Wish:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
     """Terms in force for a request. `slo` "" = no class. `ttft_s`, `itl_s` inf = nothing is promised. `is_background`:
-    no client waits for it; it is in no queue and no budget here, since batches have a pace of their own."""
+    no client waits for it; it is in no queue and no budget here, since batches have a rate limit of their own."""
 
     tenant: str = ANONYMOUS.tenant
     slo: str = ""

@@ -14,7 +14,7 @@ UNKNOWN_AT_MOST_S = MEMORY_S / 2
 
 
 class DrainRate:
-    """Costs a second."""
+    """Cost that leaves a queue in a second."""
 
     def __init__(self) -> None:
         self._cost = self._time_s = self._sent = 0.0

@@ -22,9 +22,9 @@ from tandem.router.api.frontend import Door
 from tandem.router.api.http.entries import LEAST_VALUE_BYTES
 
 MAX_CALLS = 8192
-"""At a time, over all connections of a process."""
+"""Concurrent calls over all connections of a process."""
 MAX_STREAMS = 1024
-"""Calls at a time on one connection; a client holds more of them back."""
+"""Concurrent calls on one connection; a client holds more of them back."""
 MAX_OPEN_STREAMS = 64
 """Concurrent calls that need no key."""
 MAX_FIELDS = 40_960

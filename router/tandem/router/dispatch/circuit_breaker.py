@@ -77,7 +77,7 @@ class Breakers:
             breaker.trial = ""
 
     def succeeded(self, member: Member) -> None:
-        """A request was served there. What was sent before the breaker opened does not close it."""
+        """A request was served there. One that was sent before the breaker opened does not close it."""
         if member in self._breakers and self.state(member) is not BreakerState.OPEN:
             del self._breakers[member]
 

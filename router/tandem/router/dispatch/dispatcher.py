@@ -101,7 +101,7 @@ class Dispatcher:
         self.demand = DemandBook()
         self._flights: dict[RequestId, Flight] = {}
         self._waiting: dict[RequestId, asyncio.TimerHandle] = {}
-        """Flights between two attempts, or before the first, and what wakes them."""
+        """Timers of flights that wait between two attempts, or before the first."""
         self._roused: deque[RequestId] = deque()
         """Of those that waited when the last worker came, the ones that have not been tried since."""
         self._rousing: asyncio.TimerHandle | None = None

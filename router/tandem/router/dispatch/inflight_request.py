@@ -53,9 +53,9 @@ class Work:
     arrived_s: float | None = None
     """When its API call arrived; None = now."""
     trace_id: str = ""
-    """Of the trace that its API call is in, for logs."""
+    """Id of the trace that its API call is in, for logs."""
     hashes: KeptHashes = field(default_factory=dict, compare=False, repr=False)
-    """Of its prompt: computed once, however often it is planned."""
+    """Hashes of its prompt: computed once, however often it is planned."""
 
 
 @dataclass(slots=True)
@@ -260,12 +260,12 @@ class Flight:
     handoff: HandoffTiming | None = None
     prefill_started_s: float | None = None
     left_s: float | None = None
-    """Of its time, when it was sent off; None = all of it."""
+    """Time that it had left when it was sent off; None = all of it."""
     first_token_s: float | None = None
     progress_s: float = 0.0
     """When its workers last showed that they go on with it."""
     recomputed: Counter[str] = field(default_factory=Counter)
-    """Tokens that attempts computed again, by what the one before ended with."""
+    """Tokens that attempts computed again, by the cause that ended the one before."""
     redoing: str = ""
     """That, until the current attempt reports how many tokens it found; "" = there was nothing yet to compute again."""
     moments: list[Moment] = field(default_factory=list)
@@ -321,7 +321,7 @@ class Flight:
             self.predicted_tokens, self.is_hoped = min(tokens, most), is_hoped
 
     def accept_prompt(self, chunk: PromptChunk) -> str:
-        """Keep what is new of the prompt's log-probabilities; returns why nothing of it was, or ""."""
+        """Keep the new log-probabilities of the prompt; returns why there were none, or ""."""
         if chunk.attempt != self.attempt:
             return "attempt"
         known = 1 + len(self.prompt_logprobs) - chunk.position
@@ -419,7 +419,7 @@ class Flight:
         ]
 
     def accept(self, chunk: TokenChunk, now_s: float) -> str:
-        """Pass on what is new in `chunk`; returns why nothing of it was, or ""."""
+        """Pass on the new tokens of `chunk`; returns why there were none, or ""."""
         if chunk.attempt != self.attempt:
             return "attempt"
         if chunk.choice >= len(self.orders):

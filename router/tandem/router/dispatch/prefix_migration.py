@@ -31,9 +31,9 @@ from tandem.router.workers.table import WorkerTable
 
 _log = logging.getLogger(__name__)
 EXPECTED_S: Final = 2.0
-"""Of fetching, by the measured rates of links: what a worker's prefixes may take in all."""
+"""Limit of the expected time of fetching a worker's prefixes, by the measured rates of links."""
 LONGEST_S: Final = 4.0
-"""However long it takes really."""
+"""Limit of the time that it really takes."""
 _BACKLOG_BYTES = 1 << 20
 
 

@@ -216,7 +216,7 @@ class Survival:
         return True
 
     def _second_chance_s(self, history: History, candidates: Sequence[Candidate], plan: Plan) -> float:
-        """Not before then may suspects have it again; 0 = none is in the plan."""
+        """The time from which suspects may have it again; 0 = none is in the plan."""
         planned = {_member(c) for c in candidates if c.worker in plan.workers}
         if not planned & history.suspects:
             return 0.0

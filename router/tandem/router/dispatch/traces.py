@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MAX_TRACES = 2048
 MAX_MOMENTS = 64
-"""Of one request: attempts are few, so that this is for requests that something is wrong with."""
+"""Moments of one request: attempts are few, so that this is for requests that something is wrong with."""
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from tandem.core.lifecycle import RoleName
 WINDOW_S: Final = 60.0
 _HOUR_S: Final = 3600.0
 _IDLE: Final = {RoleName.PREFILL: 1.0, RoleName.DECODE: 0.0, RoleName.MIXED: 0.5}
-"""Of the time in which a worker did nothing, what counts as prefill."""
+"""Share of idle time that counts as prefill, by role."""
 PHASES: Final = ("prefill", "decode")
 
 

@@ -153,7 +153,7 @@ class Metrics:
         self._slo.labels(slo, outcome).inc()
 
     def add(self, collector: Collector) -> None:
-        """Report on something more."""
+        """Register another collector."""
         self._registry.register(collector)
 
     def request_ended(self, api: str, outcome: str) -> None:

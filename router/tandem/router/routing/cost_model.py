@@ -24,7 +24,7 @@ FETCH_SETUP_S = 0.01
 HANDOFF_S = 0.005
 """Added to the second token by a hand-off, besides bytes on the wire."""
 ASSUMED_BYTES_PER_S = 100e6
-"""Of a link that was not measured: a gigabit."""
+"""Assumed speed of a link that was not measured: a gigabit."""
 CHUNK_TOKENS = 512
 """The last chunk of a prompt: its KV travels after all computing."""
 ANSWER_TOKENS = ASSUMED_TOKENS
@@ -97,7 +97,7 @@ class Estimates:
         self._wait_to_decode = 0.0 if is_for_prompts or not decoding else job.waiting / decoding
         """Likewise at a decode worker: with workers at leisure to compute, they wait for room to decode."""
         self._copy_share = 1 / (1 + followers / places) if places else 1.0
-        """Of making a copy of a prefix, what this request pays: those that come spread over all, and use it too."""
+        """This request's share of the cost of copying a prefix: later ones spread over all workers, and use it too."""
         # By identity: candidates outlive this object, and a router keeps one object of equal profiles.
         self._token_bytes: dict[int, float] = {}
         self._decoding: dict[WorkerId, _Decoding] = {}

@@ -15,13 +15,13 @@ from tandem.router.routing.cost_model import Estimates
 from tandem.router.routing.plan import Candidate, Job
 
 MAX_TOKENS: Final = 131_072
-"""Remembered at once: some 5 MB. A prompt that is longer is not."""
+"""Tokens remembered at once: some 5 MB. A prompt that is longer is not remembered."""
 MIN_FOLLOWERS: Final = 1.0
 """Prompts that are to be expected in the next minute; fewer are not worth a copy."""
 NOTED_FOLLOWERS: Final = MIN_FOLLOWERS / 2
 """With fewer it is not remembered yet: a turn of a conversation without other users would push others out."""
 ROOM_SHARE: Final = 0.5
-"""Of the free blocks of the worker that takes it, at most."""
+"""Largest share of the free blocks of the worker that takes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,15 +8,15 @@ from __future__ import annotations
 from typing import Final
 
 ASSUMED_TOKENS: Final = 128
-"""How long an answer is taken to be before any has ended."""
+"""Assumed answer length before any has ended."""
 _FIRST: Final = 8.0
-"""So many answers does that assumption count for."""
+"""Answers that this assumption counts as."""
 _FADE: Final = 0.99
 """Weight of an answer, compared with the one after it."""
 
 
 class AnswerLengths:
-    """Means that fade."""
+    """Decayed mean lengths."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[float, float]] = {}

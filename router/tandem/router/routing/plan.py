@@ -20,7 +20,7 @@ from tandem.core.prefill_queue import FIRST_COME, UNMEASURED, PrefillSpeed, Queu
 
 _MAX_REASONS = 3
 MAX_OPTIONS = 8
-"""Of a decision, that are kept to explain it."""
+"""Options of a decision that are kept to explain it."""
 
 
 def _unmeasured(_: WorkerId) -> None:
@@ -79,9 +79,9 @@ class Job:
 
     `is_computed_whole`: something is wanted of every prompt token, so that nothing is fetched. `is_kept_together`: it
     has a home (see `affinity`), which others that cost nearly the same do not take turns with. `followers`: prompts
-    that are expected soon, and begin with what any worker holds of this one (see `popularity`). `waiting`: requests
-    that wait in the router until workers have room. `answer_tokens`: how long answers are on average, 0 = not known.
-    `promised_ttft_s` after it came, `waited_s` ago, its first token was promised, and each one after it after
+    that are expected soon, and begin with the blocks of this one that any worker holds (see `prefix_popularity`).
+    `waiting`: requests that wait in the router until workers have room. `answer_tokens`: mean answer length, 0 = not
+    known. `promised_ttft_s` after it came, `waited_s` ago, its first token was promised, and each one after it after
     `itl_s`; inf = nothing was.
     """
 

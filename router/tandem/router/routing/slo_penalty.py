@@ -11,9 +11,9 @@ import math
 from dataclasses import dataclass
 
 UNSURE = 0.25
-"""By so much of a promised time are predictions of it wrong, up or down: so wide is the step from kept to broken."""
+"""Relative error of predictions of a promised time, up or down: the width of the step from kept to broken."""
 _LEAST_SPARE = 0.1
-"""Of the time promised for an answer, what it is taken to have to spare at least: else one more delay cost nothing."""
+"""Least share of an answer's promised time that it is taken to have to spare: else one more delay cost nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Several processes of one router: each is a router of its own, and all listen on the same ports.
 
-The kernel spreads connections over them (SO_REUSEPORT). This parent holds the ports, starts the processes, starts again
-what dies, and has the admin port; it sees no request of a client.
+The kernel spreads connections over them (SO_REUSEPORT). This parent holds the ports, starts the processes, restarts
+those that die, and has the admin port; it sees no request of a client.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from tandem.router.workers.table import WorkerTable
 
 Messages = Sequence[Mapping[str, Any]]
 MAX_MESSAGES = 8192
-"""Each takes time, however short it is."""
+"""Messages of a chat: each takes time, however short it is."""
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 MAX_PROMPTS = 32

@@ -23,7 +23,7 @@ SETTLE_S = 0.1
 ANSWER_S = 0.25
 """Redis has this long to answer."""
 AWAY_S = 1.0
-"""After it did not, it is left alone so long."""
+"""Time without further requests to Redis after it did not answer."""
 
 
 class BudgetBooks(Protocol):

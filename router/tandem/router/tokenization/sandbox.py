@@ -25,7 +25,7 @@ from tandem.core.memory import return_free_memory
 MAX_SIZE = 1 << 25
 """Characters of a text, entries of a list: more than the largest chat."""
 MAX_NUMBER = 1 << 20
-"""That a filter, a call or an operator that repeats something takes."""
+"""Largest number that a filter, a call or an operator that repeats something takes."""
 _MAX_BITS = 4096
 _LONG_CHARS, _SLICE_CHARS = 1 << 18, 1 << 16
 _REPEATING = frozenset({"batch", "center", "expandtabs", "indent", "ljust", "rjust", "slice", "wordwrap", "zfill"})

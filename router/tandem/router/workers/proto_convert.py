@@ -21,7 +21,7 @@ from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
 
 BATCH_BYTES = 256 * 1024
-"""Of several messages in one."""
+"""Bytes of a message that holds several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ class UsedLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """A worker's last word on how busy it is."""
+    """A worker's last load report."""
 
     queued_requests: int = 0
     running_requests: int = 0

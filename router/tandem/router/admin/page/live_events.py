@@ -25,7 +25,8 @@ LOOK_S = 0.5
 READ_S = 1.0
 MAX_VIEWERS = 16
 LIFE_S = 60.0
-"""Of one stream. The page asks for the next one at once, and so shows its key again: it may have been revoked."""
+"""Maximum life of one stream. The page asks for the next one at once, and so shows its key again: it may have been
+revoked."""
 STALL_S = 10.0
 BYTES_PER_S = 512 * 1024
 """At most, for one reader: large clusters are shown less often."""
@@ -35,7 +36,7 @@ _WORKER = (
     "blocks", "version",
 )  # fmt: skip
 _COUNTERS = ("step_seconds", "prefill_tokens", "decode_tokens", "kv_sent_bytes")
-"""Of a worker's counters, what the page makes rates of."""
+"""Counters of a worker that the page makes rates of."""
 Read = Callable[[], Awaitable[Any]]
 
 
@@ -127,7 +128,7 @@ class LiveStream(StreamingResponse):
 
 
 def trimmed(status: dict[str, Any]) -> dict[str, Any]:
-    """A status without what the page does not show: workers are many."""
+    """A status without the fields that the page does not show: workers are many."""
     return {**status, "workers": [_worker(row) for row in status["workers"]]}
 
 

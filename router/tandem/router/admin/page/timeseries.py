@@ -28,7 +28,7 @@ _COUNTS: dict[str, str] = {
 _BY_OUTCOME: dict[str, str] = {names.SLO_REQUESTS: "slo", names.REQUESTS: "requests"}
 _DIGITS = 5
 Slot = dict[str, Any]
-"""{"slot", "ttft": {bound: count}, "itl": …, "counts": {name: count}}: what was added in that slot."""
+"""{"slot", "ttft": {bound: count}, "itl": …, "counts": {name: count}}: increases in that slot."""
 
 
 class Figures:

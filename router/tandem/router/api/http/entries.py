@@ -21,20 +21,21 @@ from tandem.core.errors import InvalidRequestError
 from tandem.router.error_quoting import shortened
 
 USUAL_BYTES = 4 << 20
-"""Of a body at most; where more is allowed, so is more of what it is made of."""
+"""Usual limit of a body; where more is allowed, more entries are, too."""
 MAX_CONTAINERS = 24_576
 """Lists and objects of a body: 8192 messages of one part each. In memory each takes up to 250 bytes."""
 LEAST_CONTAINER_BYTES = 18
-"""Of the body for each of them, but for the first FREE: a message with one part has as many."""
+"""Bytes of the body for each of them, but for the first FREE: a message with one part has as many."""
 FREE = 4096
 MAX_STRINGS = 1 << 17
 """Texts of a body, names of fields among them. In memory each takes about 90 bytes."""
 LEAST_TEXT_BYTES = 6
-"""Of the body for each of them, but for the first FREE: a part of a message has 6.5 each."""
+"""Bytes of the body for each of them, but for the first FREE: a part of a message has 6.5 each."""
 LEAST_VALUE_BYTES = 16 / 3
-"""Of the largest body for each value in it, about 70 bytes of memory while it is parsed: token ids of that body fit."""
+"""Bytes of the largest body for each value in it, about 70 bytes of memory while it is parsed: token ids of that body
+fit."""
 MAX_FIELDS = 128
-"""Of an object: pydantic makes an error of every field that it does not know."""
+"""Fields of an object: pydantic makes an error of every field that it does not know."""
 _SLICE_BYTES = 1 << 16
 _CONTAINERS = (b"{", b"[")
 

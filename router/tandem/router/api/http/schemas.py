@@ -197,8 +197,8 @@ Part = Annotated[Annotated[TextPart, TEXT] | Annotated[RefusalPart, REFUSAL], Di
 
 
 class Message(Strict):
-    """Answers come back as servers gave them: with what the model thought, or why it refused; then content may be null
-    (`reading.messages_of` asks for it otherwise)."""
+    """Answers come back as servers gave them: with the model's reasoning, or the reason of a refusal; then content may
+    be null (`body_parser.messages_of` asks for it otherwise)."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[Part], Field(min_length=1, max_length=MAX_PARTS), FIRST_ERROR] | None = None

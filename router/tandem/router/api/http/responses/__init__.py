@@ -1,1 +1,1 @@
-"""The Responses API: what clients send, how it becomes a chat, the objects and events that go back, what is kept."""
+"""The Responses API: its requests, their chats, the objects and events of answers, and the stored conversations."""

@@ -1,4 +1,4 @@
-"""A conversation: what a request adds to it, what came before, and how it is kept for the next turn."""
+"""A conversation: the items that a request adds, the ones before it, and its storage for the next turn."""
 
 from __future__ import annotations
 

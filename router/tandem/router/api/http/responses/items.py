@@ -1,5 +1,5 @@
-"""Items of the input of /v1/responses: messages, and the reasoning of earlier answers. What OpenAI knows and this
-server lacks is refused by name, rather than called a wrong type."""
+"""Items of the input of /v1/responses: messages, and the reasoning of earlier answers. OpenAI features that this server
+lacks are refused by name, rather than called a wrong type."""
 
 from __future__ import annotations
 
