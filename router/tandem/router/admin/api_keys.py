@@ -62,7 +62,7 @@ class Keyring:
             await asyncio.sleep(RETRY_S)
 
     async def list(self) -> dict[str, Any]:
-        """Every key without its secret, the last that were revoked, and which requests are let in without one."""
+        """List every key without its secret, the last revoked ones, and access without a key."""
         await self.load()
         return {
             "keys": [self._shown(key) for key in self._gate.keys],

@@ -111,8 +111,8 @@ class Judged:
 
     @property
     def is_fenced(self) -> bool:
-        """No byte can move for it and it is unknown to the rest of the worker, as far as the books show; the worker
-        checks."""
+        """True if no byte can move for it and the worker has no other record of it. As far as the books show; the
+        worker checks."""
         hold, books = self.hold, self.books
         moving = [*books.sending.values(), *books.receiving.values()]
         return (

@@ -80,7 +80,7 @@ class Room:
         self._rules, self._least_itl_s = rules, least_itl_s
 
     def is_there(self, need: Need, links: Iterable[Link], now_s: float) -> bool:
-        """True if some worker can begin with the prompt soon, and some worker can go on with the answer.
+        """True if one worker can soon begin the prompt and one can go on with the answer.
 
         True where no worker serves at all, too: then nothing is gained by waiting here.
         """

@@ -15,7 +15,7 @@ _DIGITS = 3
 
 
 def view(admission: Admission, refused: Mapping[str, int], now_s: float) -> dict[str, Any]:
-    """Waiting requests, by model, tenant and SLO class ("" = none), and how many were `refused`, by reason.
+    """Waiting requests by model, tenant and SLO class ("" = none), and the number `refused` by reason.
 
     `predicted_wait_s` of a tenant is for one more request behind all of its own; that of a model for a tenant that has
     none there. None = how fast the queue is worked off is not known.

@@ -35,8 +35,9 @@ Texts = list[tuple[str, str]]
 
 
 class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Refuses calls without a key where one is needed, unread, and messages of more fields or values than MAX_FIELDS
-    and the largest message allow, undecoded. `traced`: methods with a trace of their own for each call."""
+    """Refuses calls without a key, unread, where one is needed, and oversized messages, undecoded: those of more
+    fields or values than MAX_FIELDS and the largest message allow. `traced`: methods with a trace of their own for
+    each call."""
 
     def __init__(self, door: Door, messages: Mapping[str, Descriptor], traced: Iterable[str] = ()) -> None:
         self._door, self._messages, self._traced = door, messages, frozenset(traced)

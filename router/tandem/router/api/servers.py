@@ -157,9 +157,9 @@ class HttpServer:
                 connection.shutdown()
 
     async def hear_the_last(self) -> None:
-        """Take no new connection, and wait until all that are open or wait to be accepted have sent a request and been
-        answered: a connection that is closed before that is reset. About UNHEARD_S at most, in looks and not by a
-        clock: each look accepts those that wait, however slow the machine is."""
+        """Take no new connection, and let those that are open or queued send a request and get its answer: a connection
+        that is closed before that is reset. About UNHEARD_S at most, in looks and not by a clock: each look accepts
+        those that wait, however slow the machine is."""
         let_nobody_in(self._listener)
         for look in range(round(UNHEARD_S / _LOOK_S)):
             await asyncio.sleep(_LOOK_S)

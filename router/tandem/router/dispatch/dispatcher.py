@@ -1,6 +1,7 @@
-"""Sends requests to the workers of a plan, routes their answers, and reports every end of a request to all of them.
+"""Dispatcher: sends requests to the workers of a plan, routes answers, and reports every end.
 
-A failed attempt is followed by another one that carries what the client has; retry_policy.py decides where and when.
+Each end of a request is reported to all of its workers. A failed attempt is followed by another one that carries what
+the client has; retry_policy.py decides where and when.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Queue(Protocol):
         """Return how many wait for workers of this model."""
 
     def in_time(self, terms: Terms, arrived_s: float, first_token_s: float, compute_s: float) -> None:
-        """Raise the client's error if a first token this far away makes the request not worth serving."""
+        """Raise the client's error if a request is not worth serving so late."""
 
 
 class Dispatcher:

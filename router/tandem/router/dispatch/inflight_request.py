@@ -161,8 +161,8 @@ class Inbox:
         return arrivals
 
     def follow(self, call: Callable[[], None] | None) -> None:
-        """Have `call`, which raises nothing, called in the turn after something arrived, in place of waking the waiting
-        reader; None = no more, but it may be called once again."""
+        """Have `call` called in the turn after something arrived, in place of waking the waiting reader. It raises
+        nothing; None = no more, but it may be called once again."""
         self._follower = call
         if call is not None and (self._arrivals or self._error is not None):
             self._wake()

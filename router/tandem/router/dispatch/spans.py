@@ -22,7 +22,7 @@ class Span:
 
 
 def spans(trace: Trace, end_s: float) -> list[Span]:
-    """Split the time of a request that ended at `end_s` into spans, in order and without gaps."""
+    """Split a request that ended at `end_s` into spans, in order and without gaps."""
     found: list[Span] = []
     began_s = trace.arrived_s
     attempts = [list(group) for _, group in groupby(trace.moments, key=lambda moment: moment.attempt)]

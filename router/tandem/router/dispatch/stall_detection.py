@@ -7,7 +7,7 @@ from tandem.router.workers.connection import WorkerLink
 
 
 def silent_leg(flight: Flight, now_s: float, stall_s: float) -> WorkerLink | None:
-    """The worker that should have gone on with `flight` for `stall_s` and did not, if there is one.
+    """The worker, if any, that should have gone on with `flight` for `stall_s` and did not.
 
     A queue or a prompt may take its time: a prefill worker is silent only if its load report states that it has nothing
     at all to do. A decode worker is silent once there was a token.

@@ -1,4 +1,4 @@
-"""Price of tokens now, from the price of the connected workers and what their steps computed. Pure."""
+"""Price of tokens now: the connected workers' price, shared among the tokens of their steps. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PHASES: Final = ("prefill", "decode")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCounts:
-    """Totals of a worker at one moment, in seconds and tokens since it began, and its price an hour."""
+    """Totals of a worker at one moment, and its price an hour. In seconds and tokens since it began."""
 
     role: RoleName
     price_per_h: float

@@ -112,8 +112,8 @@ class Estimates:
         return self._job.max_tokens > 1
 
     def prefill_speed(self, worker: Candidate) -> PrefillSpeed:
-        """As measured, else as the slowest of its role, or of all where none of its role was: decode workers, which
-        compute few tokens at a time, give no hint of prefill workers' speed."""
+        """As measured, else as the slowest of its role, or of all where none was. Decode workers, which compute few
+        tokens at a time, give no hint of prefill workers' speed."""
         if worker.prefill_speed.tokens_per_s > 0:
             return worker.prefill_speed
         alike = self._role_speed[worker.role]

@@ -16,7 +16,7 @@ from tandem.router.routing.plan import Candidate, Job, Plan, Source
 
 
 def with_sources(plan: Plan, job: Job, candidates: Sequence[Candidate]) -> Plan:
-    """Add the workers that deliver blocks sooner than they are computed to the plan, the one that saves most first."""
+    """Add the workers that deliver blocks sooner than they are computed, the one that saves most first."""
     if not any(one.held_tokens for one in candidates):
         return plan
     wanted = plan.decode if plan.prefill is None else plan.prefill

@@ -1,4 +1,4 @@
-"""Chooses the worker that takes over a sequence from one that hands it back and still holds its KV. Pure arithmetic."""
+"""Chooses the worker that takes over a sequence from a draining one with its KV. Pure arithmetic."""
 
 from __future__ import annotations
 

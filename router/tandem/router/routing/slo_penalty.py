@@ -44,7 +44,7 @@ class Promise:
         return _step(token_s / self.itl_s) if self.itl_s < math.inf else 0.0
 
     def paused(self, pause_s: float, token_s: float, answers: float = 1.0) -> float:
-        """The share of answers that do not make up for a pause with tokens that take `token_s` each. Those of `answers`
+        """The share of answers that do not make up for a pause. Their tokens take `token_s` each. Those of `answers`
         times the mean length: an answer that is met while it is written is a long one, as a rule."""
         if self.itl_s == math.inf or not pause_s:
             return 0.0

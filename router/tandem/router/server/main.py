@@ -388,7 +388,7 @@ class Router:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 after a clean stop, 2 when the router could not start (one line on stderr gives the reason)."""
+    """0 after a clean stop, 2 when the router could not start: one line on stderr gives the reason."""
     parser = argparse.ArgumentParser(prog="python -m tandem.router", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="RouterConfig as JSON")
     path: Path = parser.parse_args(arguments).config

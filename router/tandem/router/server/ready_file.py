@@ -14,7 +14,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """URLs of the API and the admin port, host:port of gRPC, and if requests without an API key are let in."""
+    """URLs of the API and the admin port, host:port of gRPC, process id. `is_open`: requests without an API key are let
+    in."""
 
     http: str
     grpc: str

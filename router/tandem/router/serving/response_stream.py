@@ -418,7 +418,7 @@ def _told(error: BaseException | None) -> TandemError:
 
 
 def cost_of(works: Sequence[Work]) -> int:
-    """Charge for a request in its tenant's share and budget, in tokens, before its answer is known."""
+    """Tokens charged to the tenant's share and budget before the answer is known."""
     return sum(len(work.prompt) + work.sampling.n * min(work.sampling.max_tokens, ANSWER_TOKENS) for work in works)
 
 

@@ -15,7 +15,7 @@ _MANY_TOKENS = 512
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """A prompt's text, and where in it each of its tokens begins, if that is wanted."""
+    """A prompt's text, and the offsets of its tokens, if they are wanted."""
 
     text: str
     tokens: Sequence[int]

@@ -64,10 +64,11 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path, template: Path | None = None) -> Tokenizer:
-        """Read tokenizer.json, tokenizer_config.json, chat_template.jinja and config.json of a folder, or a GGUF file's
-        own tokenizer where it has no tokenizer.json beside it; raises ModelError.
+        """Read the tokenizer of a folder or a GGUF file; raises ModelError.
 
-        `template`: a chat template to use in place of the model's.
+        A folder has tokenizer.json, tokenizer_config.json, chat_template.jinja and config.json; a GGUF file's own
+        tokenizer is read where it has no tokenizer.json beside it. `template`: a chat template to use in place of the
+        model's.
         """
         folder = folder_of(path)
         gguf = GgufModel(path) if is_gguf(path) else None

@@ -68,7 +68,7 @@ class WorkerAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """This router's identity, and the secret with which it proves that it belongs to the cluster."""
+    """This router's identity, and the secret that proves that it belongs to the cluster."""
 
     router: RouterId
     incarnation: Incarnation

@@ -1,4 +1,4 @@
-"""Speed of KV from one worker to another, from the workers' links and the cluster's measurements."""
+"""Speed of KV between workers, from the workers' links and the cluster's measurements."""
 
 from __future__ import annotations
 

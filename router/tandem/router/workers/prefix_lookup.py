@@ -57,7 +57,7 @@ class PrefixView:
         return bool(self.held_tokens or self.reusable_tokens or self.lossy_tokens)
 
     def computed_whole(self) -> PrefixView:
-        """The same for a request that needs logits of its prompt, which is computed whatever is cached."""
+        """The same for a request that needs its prompt's logits: all of it is computed."""
         return replace(self, reusable_tokens={}, expected_tokens={})
 
 
@@ -242,8 +242,8 @@ class _Chains:
         return found
 
     def deepest(self) -> tuple[bytes, int]:
-        """The last block of those that some worker holds, of the chain that is looked up first among equals, and how
-        many tokens there are up to its end."""
+        """The last block that some worker holds, and how many tokens there are up to its end. Of the chain that is
+        looked up first among equals."""
         found = [(known.deepest * size, known) for (_, size), known in self._known.items() if known.deepest]
         tokens, known = max(found, key=lambda pair: pair[0], default=(0, None))
         return (known.hashes[known.deepest - 1], tokens) if known is not None and tokens else (b"", 0)

@@ -77,8 +77,8 @@ class WorkerTable:
     def candidates(
         self, view: PrefixView | None = None, now_s: float = 0.0, *, model: str = "", cache_key: str = ""
     ) -> list[Candidate]:
-        """Workers that can take work for `model` ("" = any) now, with the prompt's prefix there from `view` and as
-        requests of `cache_key` see them. `now_s` decides which load reports still count."""
+        """Workers that can take work for `model` ("" = any) now, as the policy sees them: with the prompt's prefix
+        there from `view`, and as requests of `cache_key` see them. `now_s` decides which load reports still count."""
         every = [self._candidate(link, now_s) for link in self.usable(model)]
         if view is not None and view.is_known_somewhere:
             every = [_holding(candidate, view) for candidate in every]

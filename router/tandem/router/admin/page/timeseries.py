@@ -1,4 +1,4 @@
-"""Latencies, answers and tokens of a router over the last minutes, in slots of a few seconds, for curves.
+"""Latencies, answers and tokens of the last minutes, in slots of a few seconds, for curves.
 
 Slots are numbered by the wall clock, so that those of several processes can be added.
 """

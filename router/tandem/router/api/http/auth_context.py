@@ -1,5 +1,5 @@
-"""Caller and trace of a request, as the layers around the endpoints left them in the ASGI scope, where no client can
-write; and the SLO, priority and timeout that it asks for."""
+"""Caller, trace, SLO, priority and timeout of a request. Caller and trace are read from the ASGI scope, where the
+layers around the endpoints left them and no client can write."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def arrived_s_of(request: Request) -> float:
 
 
 def wish_of(request: Request, priority: int | None = None, timeout_s: float | None = None) -> Wish:
-    """SLO class, priority and timeout of the request, from its headers and, as given, from its body, which wins."""
+    """SLO class, priority and timeout of the request, from its headers and its body; the body wins."""
     slo, given = header(request, SLO_HEADER.lower()), header(request, TIMEOUT_HEADER.lower())
     if timeout_s is not None or given is None:
         return Wish(slo=slo, priority=priority, timeout_s=timeout_s)

@@ -73,8 +73,8 @@ class _BeyondError(Exception):
 
 
 def check_raw(raw: bytes, limit_bytes: int) -> None:
-    """Raise InvalidRequestError for JSON with too many lists, objects, texts or values for a body of at most
-    `limit_bytes`. The contents of texts are separated from the rest only where all together are too many."""
+    """Raise InvalidRequestError for JSON with too many lists, objects, texts or values. The limits are those for a body
+    of at most `limit_bytes`. The contents of texts are separated from the rest only where all together are too many."""
     times = max(1.0, limit_bytes / USUAL_BYTES)
     containers = min(int(MAX_CONTAINERS * times), FREE + len(raw) // LEAST_CONTAINER_BYTES)
     strings = min(int(MAX_STRINGS * times), FREE + len(raw) // LEAST_TEXT_BYTES)

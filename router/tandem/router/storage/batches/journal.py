@@ -1,8 +1,8 @@
-"""Journal of a batch's answers, on disk, such that a kill at any moment loses at most unfinished work.
+"""Journal of a batch's answers, on disk: a kill at any moment loses at most unfinished work.
 
 A journal is a folder of *segments*. A segment is written by one owner, named for its turn and incarnation, and never by
-another: an owner that lost its lease without noticing cannot damage its successor's segments. Segments are
-only appended to, and an entry counts once it is on disk. Reading takes the segments in the order of their names and of
+another: an owner that lost its lease without noticing cannot damage its successor's segments. Segments are only
+appended to, and an entry counts once it is on disk. Reading takes the segments in the order of their names and of
 several answers to one request the first, so whatever was written twice stands once in the output.
 
 An entry is one line: `number is_ok crc32 input cached output ` and the result, JSON without line breaks. A torn end
