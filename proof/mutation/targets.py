@@ -32,10 +32,10 @@ class Target:
 
 
 _NEEDS_GPU = "runs on a CUDA device only"
-_INDEX, _KV = "tests/unit/prefixindex", "tests/unit/kvtransfer"
+_INDEX, _KV = "tests/unit/statestore", "tests/unit/kvtransfer"
 _OVER = "tests/integration/kvtransfer"
 _TRANSPORTS = "kvtransfer/tandem/kvtransfer/transports"
-_PLANNING = "router/tandem/router/planning"
+_ROUTING = "router/tandem/router/routing"
 
 TARGETS: Mapping[str, Target] = {
     "blockhash": Target(
@@ -64,8 +64,8 @@ TARGETS: Mapping[str, Target] = {
     ),
     "policy": Target(
         files=(
-            f"{_PLANNING}/policies/*.py", f"{_PLANNING}/plan.py", f"{_PLANNING}/estimates.py",
-            f"{_PLANNING}/sources.py",
+            f"{_ROUTING}/policies/*.py", f"{_ROUTING}/plan.py", f"{_ROUTING}/cost_model.py",
+            f"{_ROUTING}/fetch_sources.py",
         ),
         tests=(
             "tests/unit/router/routing/test_plan.py", "tests/unit/router/routing/test_fetch_sources.py",
@@ -86,14 +86,14 @@ TARGETS: Mapping[str, Target] = {
         ),
         left_out={},
         nearest={
-            "*/blocktable.py": (f"{_INDEX}/test_block_table.py",),
+            "*/block_table.py": (f"{_INDEX}/test_block_table.py",),
             "*/shards.py": (f"{_INDEX}/test_block_table.py",),
             "*/speculation.py": (
-                f"{_INDEX}/test_speculation.py", f"{_INDEX}/test_shared_speculation.py",
+                f"{_INDEX}/index/test_speculation.py", f"{_INDEX}/test_shared_speculation.py",
                 "tests/unit/docs/test_index.py",
             ),
             "*/replica.py": (
-                f"{_INDEX}/test_replica_checks.py", "tests/unit/docs/test_index.py",
+                f"{_INDEX}/index/test_replica_checks.py", "tests/unit/docs/test_index.py",
                 "tests/integration/statestore/test_reading.py",
                 "tests/integration/statestore/test_publish_and_follow.py",
             ),
@@ -102,25 +102,25 @@ TARGETS: Mapping[str, Target] = {
     "kvtransfer": Target(
         files=("kvtransfer/tandem/kvtransfer/*.py", f"{_TRANSPORTS}/*.py"),
         tests=("tests/unit/kvtransfer", "tests/unit/docs/test_transfer.py", "tests/integration/kvtransfer"),
-        left_out={f"{_TRANSPORTS}/{name}.py": _NEEDS_GPU for name in ("nccl", "cudamemory", "cudadriver")},
+        left_out={f"{_TRANSPORTS}/{name}.py": _NEEDS_GPU for name in ("nccl", "cuda_memory", "cuda_driver")},
         nearest={
-            "*/frame.py": (f"{_KV}/test_frame.py", "tests/unit/docs/test_transfer.py", f"{_KV}/test_intake.py"),
-            "*/coverage.py": (f"{_KV}/test_coverage.py", f"{_KV}/test_intake.py"),
-            "*/intake.py": (f"{_KV}/test_intake.py", f"{_KV}/test_intake_machine.py"),
+            "*/frame.py": (f"{_KV}/test_frame.py", "tests/unit/docs/test_transfer.py", f"{_KV}/test_receiver_core.py"),
+            "*/coverage.py": (f"{_KV}/test_coverage.py", f"{_KV}/test_receiver_core.py"),
+            "*/receiver_core.py": (f"{_KV}/test_receiver_core.py", f"{_KV}/test_receiver_core_machine.py"),
             "*/layout.py": (f"{_KV}/test_layout.py", f"{_KV}/test_payload_forms.py"),
             "*/pool.py": (f"{_KV}/test_pool.py", f"{_KV}/test_payload_forms.py", f"{_KV}/test_layout.py"),
             "*/payload_reader.py": (f"{_KV}/test_payload_forms.py",),
-            "*/wirecodec.py": (f"{_KV}/test_payload_forms.py", f"{_KV}/test_layout.py"),
+            "*/wire_codec.py": (f"{_KV}/test_payload_forms.py", f"{_KV}/test_layout.py"),
             "*/leases.py": (f"{_KV}/test_leases.py",),
             "*/state.py": (f"{_KV}/test_state.py",),
-            "*/linkmeter.py": (f"{_KV}/test_linkmeter.py", "tests/unit/docs/test_transfer.py"),
-            "*/linkspeeds.py": (f"{_KV}/test_linkspeeds.py", "tests/unit/docs/test_transfer.py"),
-            "*/survey.py": (f"{_KV}/test_survey.py",),
-            "*/remeasure.py": (f"{_KV}/test_survey.py", "tests/unit/docs/test_transfer.py"),
-            "*/line.py": (f"{_KV}/test_survey.py", "tests/unit/docs/test_transfer.py"),
-            "*/ring.py": (f"{_KV}/test_ring.py", "tests/unit/docs/test_transfer.py"),
-            "*/ringaccount.py": (f"{_KV}/test_ringaccount.py", f"{_KV}/test_ring.py"),
-            "*/credit.py": (f"{_KV}/test_credit.py", f"{_KV}/test_ring.py", "tests/unit/docs/test_transfer.py"),
+            "*/link_meter.py": (f"{_KV}/test_link_meter.py", "tests/unit/docs/test_transfer.py"),
+            "*/link_speeds.py": (f"{_KV}/test_link_speeds.py", "tests/unit/docs/test_transfer.py"),
+            "*/transport_selection.py": (f"{_KV}/test_transport_selection.py",),
+            "*/remeasure.py": (f"{_KV}/test_transport_selection.py", "tests/unit/docs/test_transfer.py"),
+            "*/probed_connection.py": (f"{_KV}/test_transport_selection.py", "tests/unit/docs/test_transfer.py"),
+            "*/payload_ring.py": (f"{_KV}/test_payload_ring.py", "tests/unit/docs/test_transfer.py"),
+            "*/ring_allocator.py": (f"{_KV}/test_ring_allocator.py", f"{_KV}/test_payload_ring.py"),
+            "*/flow_control.py": (f"{_KV}/test_flow_control.py", f"{_KV}/test_payload_ring.py", "tests/unit/docs/test_transfer.py"),
             "*/tcp.py": (f"{_KV}/test_transport_edges.py", _OVER, "-k", "tcp or edges"),
             "*/tcp*.py": (_OVER, "-k", "tcp"),
             "*/grpc*.py": (f"{_KV}/test_grpc_messages.py", _OVER, "-k", "grpc"),
@@ -130,14 +130,14 @@ TARGETS: Mapping[str, Target] = {
             ),
             "*/communicator.py": (_OVER, "-k", "gloo or collective"),
             "*/ipc*.py": (_OVER, "-k", "ipc"),
-            "*/slotwords.py": (f"{_KV}/test_devicememory.py", _OVER, "-k", "device or ipc"),
-            "*/sealedmemory.py": (f"{_KV}/test_transport_edges.py",),
+            "*/slot_fences.py": (f"{_KV}/test_device_memory.py", _OVER, "-k", "device or ipc"),
+            "*/sealed_memfd.py": (f"{_KV}/test_transport_edges.py",),
             "*/shm.py": (f"{_KV}/test_transport_edges.py", _OVER, "-k", "edges or shm"),
-            "*/devicememory.py": (f"{_KV}/test_devicememory.py", _OVER, "-k", "device or ipc"),
-            "*/fillable.py": (f"{_KV}/test_fillable.py",),
-            "*/lane.py": (_OVER, "-k", "tcp"),
+            "*/device_memory.py": (f"{_KV}/test_device_memory.py", _OVER, "-k", "device or ipc"),
+            "*/writable_bytes.py": (f"{_KV}/test_writable_bytes.py",),
+            "*/send_thread.py": (_OVER, "-k", "tcp"),
             "*/acceptor.py": (f"{_OVER}/test_acceptor.py",),
-            "*": (_OVER, "-k", "shm or choice or measured or peerlink"),
+            "*": (_OVER, "-k", "shm or choice or measured or peer_link"),
         },
     ),
 }  # fmt: skip
