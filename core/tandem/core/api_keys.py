@@ -2,7 +2,7 @@
 
     tdk-<id: 12 hexadecimal digits>-<secret: 43 characters that hold 32 random bytes>
 
-`tdk-<id>` may be shown and logged. A plain SHA-256 is enough: nobody can try 2^256 secrets.
+`tdk-<id>` may be shown and logged. A plain SHA-256 is enough: 2^256 secrets cannot be tried.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_NAME_CHARS = 200
 MOST_URGENT, LEAST_URGENT = -100, 100
 """Priorities; lower numbers are served first."""
 ANONYMOUS_TENANT = "anonymous"
-"""Whom requests without a key belong to, where they are let in."""
+"""Tenant of requests without a key, where those are accepted."""
 _KEY = re.compile(r"tdk-([0-9a-f]{12})-[A-Za-z0-9_-]{43}")
 _TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -61,13 +61,13 @@ class ApiKey:
         return bool(self.expires_s) and now_s >= self.expires_s
 
     def is_opened_by(self, text: str) -> bool:
-        """Whether `text` is this key; takes the same time for every wrong one."""
+        """True if `text` is this key; takes the same time for every wrong one."""
         return hmac.compare_digest(_digest(text), self.digest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyWish:
-    """What a new key shall be. `lifetime_s` 0 = for ever."""
+    """Parameters of a new key. `lifetime_s` 0 = for ever."""
 
     tenant: str
     scopes: Sequence[Scope] = (Scope.INFER,)

@@ -1,5 +1,5 @@
-"""What goes on while an event loop stands: a second loop in a thread of its own, which knows since when the first one
-has not turned. It proves that the process lives, and nothing else may run on it."""
+"""Runs work on a second event loop, in its own thread, while the first one is blocked. The second loop knows how long
+the first one has not turned. It proves that the process is alive; nothing else may run on it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LoopWatch:
         self._turned_s = self._clock.now_s()
 
     async def run(self) -> NoReturn:
-        """Mark the turns of this loop; a line of the log says how long one took that was late."""
+        """Mark the turns of this loop; log how long each late one took."""
         while True:
             await asyncio.sleep(BEAT_S)
             stood_s = self._clock.now_s() - self._turned_s
@@ -37,12 +37,12 @@ class LoopWatch:
 
     @property
     def stands(self) -> bool:
-        """Whether a beat was due and could not be sent."""
+        """True if a beat was due and could not be sent."""
         return self._clock.now_s() - self._turned_s > LATE_S
 
     @property
     def is_given_up(self) -> bool:
-        """Whether it has stood for so long that others count it as gone, and so must we."""
+        """True if it has been blocked for so long that others, and so this process, must count it as gone."""
         return self._clock.now_s() - self._turned_s > STAND_S
 
 
@@ -75,7 +75,7 @@ async def run_beside(work: Callable[[], Coroutine[Any, Any, None]], name: str) -
         raise
     finally:
         if ended.done():
-            thread.join()  # it has said its last word
+            thread.join()  # it has ended: `_settle` was its last call
 
 
 def _settle(ended: asyncio.Future[None], error: BaseException | None) -> None:

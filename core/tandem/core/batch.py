@@ -44,7 +44,7 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineError:
-    """What is wrong with the input of a batch; `line` counts from 1, None = with all of it."""
+    """One error in the input of a batch; `line` counts from 1, None = the whole input."""
 
     code: str
     message: str

@@ -19,7 +19,7 @@ HASH_BYTES = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HashRoot:
-    """What a chain of block hashes starts from; two chains are comparable only if their roots are equal.
+    """Start of a chain of block hashes; two chains are comparable only if their roots are equal.
 
     `fingerprint` names the model exactly (see Fingerprint), `salt` separates tenants, `lossy` names a codec or
     conversion that changed the bytes (empty for exact blocks).

@@ -52,7 +52,7 @@ class _Debugger(pdb.Pdb):
 
     @property
     def is_attached(self) -> bool:
-        """Whether the other end is still there; it may have said all that it will, and not all is read."""
+        """True while the other end is connected; it may have sent all its input already, some of it still unread."""
         poll = select.poll()
         poll.register(self._connection, 0)
         return not poll.poll(0)
@@ -91,7 +91,7 @@ def _accept(where: str) -> socket.socket:
 
 
 def _folder() -> Path:
-    """Where sockets of processes that stand are; nobody else may have made it."""
+    """Folder of the sockets of processes at a breakpoint. Raises PermissionError if another user made it."""
     folder = Path(tempfile.gettempdir()) / f"tandem-breakpoints-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()

@@ -38,14 +38,14 @@ def stream_target(worker: str, incarnation: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CallProof:
-    """What a caller sends, and how it recognises the answer."""
+    """Proof that a caller sends, and the check of the server's answer."""
 
     line: str
     _answer: str
 
     @classmethod
     def of(cls, secret: ClusterSecret, method: str, target: str) -> CallProof:
-        """A new proof for one call. `method`: full name, /package.Service/Method; `target`: who is called, without
+        """A new proof for one call. `method`: full name, /package.Service/Method; `target`: the called process, without
         spaces."""
         if not target or " " in target:
             raise ValueError(f"a target of a call has characters and no space: {target!r}")
@@ -59,7 +59,7 @@ class CallProof:
         return ((PROOF_KEY, self.line),)
 
     def is_answered(self, metadata: Iterable[tuple[str, str | bytes]]) -> bool:
-        """Whether the server's initial metadata shows that it knows the secret."""
+        """True if the server's initial metadata proves that it knows the secret."""
         return secrets.compare_digest(value_of(metadata, ANSWER_KEY), self._answer)
 
 

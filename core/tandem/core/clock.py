@@ -21,7 +21,7 @@ class MonotonicClock:
 
 
 class ManualClock:
-    """A clock that moves only when told; for tests and simulation."""
+    """A clock that moves only when it is set; for tests and simulation."""
 
     def __init__(self, start_s: float = 0.0) -> None:
         self._now_s = start_s

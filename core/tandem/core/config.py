@@ -1,6 +1,6 @@
-"""What people and launchers configure: frozen dataclasses with every default in one place.
+"""Configuration as frozen dataclasses, with every default in one place.
 
-`ClusterConfig` is what `cluster.toml` and the flags of `clusterctl up` say. Launchers derive one `RouterConfig` and one
+`ClusterConfig` holds `cluster.toml` and the flags of `clusterctl up`. Launchers derive one `RouterConfig` and one
 `WorkerConfig` a process from it and hand them over as files; processes read nothing else.
 """
 
@@ -22,7 +22,7 @@ Share = Annotated[float, Bound(0, 1)]
 DEFAULT_CLUSTER = "tandem"
 DEFAULT_PORT = 8000
 ENGINES = ("model", "sim")
-"""What `engine` may be: computing the model, or arithmetic in its place."""
+"""Values of `engine`: compute the model, or arithmetic in its place."""
 
 
 class Anonymous(StrEnum):
@@ -42,14 +42,14 @@ class Disaggregation(StrEnum):
 
 
 class LauncherName(StrEnum):
-    """What starts workers: `clusterctl up` on its own machine, or Ray on all that have joined (docs/ray.md)."""
+    """Launcher of workers: `clusterctl up` on its own machine, or Ray on all that have joined (docs/ray.md)."""
 
     LOCAL = "local"
     RAY = "ray"
 
 
 class PlannerMode(StrEnum):
-    """What becomes of a planner's decision: none is made, it is only said, or it is carried out (docs/planning.md)."""
+    """Use of a planner's decision: none is made, it is only reported, or it is carried out (docs/planning.md)."""
 
     OFF = "off"
     ADVISE = "advise"
@@ -124,7 +124,7 @@ class SimSection:
 
 
 SIM_KV_BYTES = 256 << 20
-"""KV of a sim engine whose size is automatic: trials need no more, and have many workers on a machine."""
+"""KV of a sim engine with automatic size: trials need no more, and have many workers on a machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +235,7 @@ SLO_NAME = r"[A-Za-z0-9._-]{1,64}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionSection:
-    """`[admission]`: who waits in a router, and for what. See docs/tenants.md."""
+    """`[admission]`: which requests wait in a router, and for what. See docs/tenants.md."""
 
     max_waiting: Positive = 1024
     quantum_tokens: Positive = 64
@@ -341,7 +341,7 @@ class PlannerSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceSection:
-    """`[price]`: what an hour of one rank of a worker of each role costs, in any unit; 0 = not said."""
+    """`[price]`: cost of an hour of one rank of a worker of each role, in any unit; 0 = not given."""
 
     prefill: Amount = 0.0
     decode: Amount = 0.0
@@ -351,7 +351,7 @@ class PriceSection:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracingSection:
     """`[tracing]`: which requests routers trace, and where spans go, by OTLP over HTTP; `endpoint` "" = nowhere, unless
-    the environment says where. See docs/operate/tracing.md."""
+    the environment sets it. See docs/operate/tracing.md."""
 
     endpoint: str = ""
     sample_ratio: Share = 1.0
@@ -360,9 +360,9 @@ class TracingSection:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
     """A whole cluster. `state_dir` "" = a folder for this cluster name under the user's state directory. `log_format`:
-    text or json; "" = as the environment says, else text. `max_ranks`: never more ranks of workers than that at once; 0
-    = no bound. `replace_silent_s`: a worker that fell silent is started anew after so long; 0 = never. `patience`: all
-    bounds on silence are so many times as long, for debuggers; 0 = as the environment says, else 1."""
+    text or json; "" = from the environment, else text. `max_ranks`: never more ranks of workers than that at once; 0 =
+    no bound. `replace_silent_s`: a worker that fell silent is started anew after so long; 0 = never. `patience`: all
+    bounds on silence are so many times as long, for debuggers; 0 = from the environment, else 1."""
 
     name: str = DEFAULT_CLUSTER
     state_dir: str = ""
@@ -419,7 +419,7 @@ class WorkerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """A model as routers serve it. `name` is what its workers say they compute; clients use the `served_names`."""
+    """A model as routers serve it. `name` is the one that its workers report; clients use the `served_names`."""
 
     name: str
     model_dir: str
@@ -440,11 +440,12 @@ class RouterConfig:
     ready_file: str
     """Written (atomically, JSON with the actual ports) once the sockets listen."""
     is_part: bool = False
-    """Whether this is one of several processes that share ports, and has a parent that looks after them."""
+    """True for one of several processes that share ports and have a parent that supervises them."""
     parent_admin: str = ""
     """URL of that parent's admin port."""
     has_rollouts: bool = True
-    """Whether rollouts may be wished for: who starts workers elsewhere may replace them, too."""
+    """True if rollouts may be requested. False where workers are started elsewhere: that launcher may replace them,
+    too."""
     log_level: str = "INFO"
     log_format: str = "text"
     settings: RouterSection = field(default_factory=RouterSection)

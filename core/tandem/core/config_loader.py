@@ -32,7 +32,7 @@ _PROBLEM = re.compile(r"(?P<what>.*?)(?: - at `\$?(?P<where>[^`]*)`)?", re.DOTAL
 
 
 def load(path: Path, kind: type[T]) -> T:
-    """Read the TOML or JSON file at `path` (told apart by its suffix) as the dataclass `kind`; raises ConfigError."""
+    """Read the TOML or JSON file at `path` (chosen by its suffix) as the dataclass `kind`; raises ConfigError."""
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -51,7 +51,7 @@ _FLAGS = {
     CpuLevel.AVX512BF16: {"avx512_bf16"},
     CpuLevel.AMX: {"amx_tile", "amx_int8", "amx_bf16"},
 }
-"""What a level has beyond the one below, as Linux names it."""
+"""CPU flags that a level adds to the one below, as Linux names them."""
 _HOLDING: dict[CpuLevel, tuple[str, str, str]] = {
     CpuLevel.NONE: ("default", "SSE41", "SSE4_2"),
     CpuLevel.AVX2: ("avx2", "AVX2", "AVX2"),
@@ -74,18 +74,18 @@ def level_of(flags: set[str]) -> CpuLevel:
 
 @cache
 def machine_level() -> CpuLevel:
-    """The level of this machine's CPU; NONE where the system does not tell, as on other architectures."""
+    """The level of this machine's CPU; NONE where the system does not report it, as on other architectures."""
     return level_of(set(_cpu_field("flags")))
 
 
 @cache
 def is_intel() -> bool:
-    """Whether Intel made this machine's CPU: MKL takes other code there than elsewhere."""
+    """True if Intel made this machine's CPU: MKL takes other code there than elsewhere."""
     return _cpu_field("vendor_id") == ["GenuineIntel"]
 
 
 def _cpu_field(name: str) -> list[str]:
-    """The words of a field of the first CPU in /proc/cpuinfo; none where the system does not tell."""
+    """The words of a field of the first CPU in /proc/cpuinfo; none where the system does not report it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,6 +1,6 @@
-"""What a router tells a planner: who asked for how much in the last minutes, and how fast its workers say they are.
+"""Report of a router to a planner: demand of the last minutes, and the speeds that its workers report.
 
-Lengths and times, never what was said. A text of it is bounded, and read back with every type checked.
+Lengths and times, never content. Its JSON text is bounded, and read back with every type checked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tandem.core.lifecycle import RoleName
 from tandem.core.prefill_queue import UNMEASURED, PrefillSpeed
 
 MAX_ASKED: Final = 400
-"""Requests that one router tells of: as many as a planner looks at."""
+"""Most requests in one router's report: as many as a planner looks at."""
 MAX_CLASSES: Final = 256
 MAX_BYTES: Final = 1 << 20
 _MAX_NAME = 128
@@ -58,8 +58,8 @@ class WorkerSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What one router saw. `promises`: its SLO classes; `link_bytes_per_s`: from workers that compute prompts to others
-    that generate, in the middle of all that were measured, 0 = none was."""
+    """Demand as one router saw it. `promises`: its SLO classes; `link_bytes_per_s`: median of the measured links from
+    workers that compute prompts to others that generate, 0 = none was measured."""
 
     asked: tuple[Asked, ...] = ()
     workers: tuple[WorkerSeen, ...] = ()
@@ -90,7 +90,7 @@ class Demand:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Demand:
-        """What `to_json` wrote; ValueError if it is anything else, or too much."""
+        """Read a text that `to_json` wrote; ValueError if it is anything else, or too large."""
         if len(text) > MAX_BYTES:
             raise ValueError(f"{len(text)} bytes are more than {MAX_BYTES}")
         raw = json.loads(text)
@@ -110,7 +110,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
-    """What a router said, and how long ago."""
+    """A router's report, and its age."""
 
     router: RouterId
     age_s: float

@@ -1,7 +1,7 @@
 """The desired state of a cluster: one versioned record of pools and their members that controllers reconcile towards.
 
-What runs becomes what stands here, and nothing else is needed for that: who leaves is missing, who flips has another
-role, who restarts another generation. Changes to it are in desired_changes.py and rollouts.py.
+Controllers converge to this record and need nothing else for that. A removed member stops, a changed role flips it,
+another `restart_generation` restarts it. Changes to it are in desired_changes.py and rollouts.py.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Pool:
 class Member:
     """One worker that should be there, in `role`, which is its pool's. It keeps its id over restarts and flips.
 
-    `is_cordoned`: it runs and gets no work. `restart_generation` rises by one with every wish to start it anew.
-    `revision` "" = its pool's. `drain_deadline_s`: how long this drain may take; None = as the record says.
+    `is_cordoned`: it runs and gets no work. `restart_generation` rises by one with every request to restart it.
+    `revision` "" = its pool's. `drain_deadline_s`: how long this drain may take; None = the record's.
     """
 
     worker_id: WorkerId
@@ -62,8 +62,8 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revision:
-    """What workers of `model` are under that name, on top of what `up` was configured with: another folder with the
-    model's files ("" = the configured one), and settings by their place, such as {"worker.chunk_tokens": "256"}."""
+    """Settings of the workers of `model` under that name, on top of what `up` was configured with: another folder with
+    the model's files ("" = the configured one), and settings by their place, such as {"worker.chunk_tokens": "256"}."""
 
     name: str
     model: str
@@ -72,7 +72,7 @@ class Revision:
 
 
 class RolloutPhase(StrEnum):
-    """FAILED: it stopped by itself, as workers of the new revision do not work. DONE: nobody else is left."""
+    """FAILED: it stopped by itself, as workers of the new revision do not work. DONE: only the new revision is left."""
 
     ROLLING = "rolling"
     PAUSED = "paused"
@@ -105,8 +105,8 @@ class DesiredState:
     the cluster.
 
     `max_ranks`: never more ranks than that at once, old and new workers together; 0 = no bound. `drain_deadline_s`: how
-    long a worker that leaves, restarts, flips or is cordoned may take to finish what it has, unless its member says
-    otherwise. `revisions`: those that differ from the configuration and may be wanted.
+    long a worker that leaves, restarts, flips or is cordoned may take to finish what it has, unless its member sets its
+    own. `revisions`: those that differ from the configuration and may be wanted.
     """
 
     version: int
@@ -145,7 +145,7 @@ class DesiredState:
         return member.revision or self.pool(member.pool).revision
 
     def revision(self, model: str, name: str) -> Revision | None:
-        """What is different under that name; None = nothing is."""
+        """Return the settings that differ under that name; None = nothing differs."""
         return next((one for one in self.revisions if (one.model, one.name) == (model, name)), None)
 
     def rollout(self, model: str) -> Rollout | None:
@@ -251,7 +251,7 @@ class DesiredState:
 
 
 def is_covered(role: RoleName, others: Collection[RoleName]) -> bool:
-    """Whether workers in these roles together do what one in `role` does."""
+    """True if workers in these roles together do the work of one in `role`."""
     if RoleName.MIXED in others:
         return True
     return {RoleName.PREFILL, RoleName.DECODE} <= set(others) if role is RoleName.MIXED else role in others

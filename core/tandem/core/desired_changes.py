@@ -1,7 +1,7 @@
-"""What can be wished of a cluster: each function takes a desired state and gives the next one, and that is all.
+"""Pure operations on the desired state: each function takes a state and returns the next one.
 
-All are pure and idempotent but for `restarted`; versions stay as they are, for whoever writes the record. What may not
-be wished raises ConflictError, a worker that is not there NotFoundError with the nearest name.
+All are idempotent but `restarted`; versions stay as they are, for the writer of the record to raise. An impossible
+request raises ConflictError, an unknown worker NotFoundError with the nearest name.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from tandem.core.lifecycle import RoleName
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLoad:
-    """What victims are chosen by: requests in flight, and bytes of KV that no other worker holds."""
+    """Load by which victims are chosen: requests in flight, and bytes of KV that no other worker holds."""
 
     in_flight: int = 0
     unique_prefix_bytes: int = 0
 
 
 class Deed(StrEnum):
-    """What a change of the record means for one worker."""
+    """Effect of a change of the record on one worker."""
 
     START = "start"
     STOP = "stop"
@@ -119,15 +119,15 @@ def flipped(state: DesiredState, worker: str, role: RoleName) -> DesiredState:
 
 
 def cordoned(state: DesiredState, worker: str, *, is_cordoned: bool, deadline_s: float | None = None) -> DesiredState:
-    """`worker` without new work, drained within `deadline_s` (None: as before, or as the record says), or with work
-    again."""
+    """Return the state with `worker` cordoned and drained within `deadline_s` (None: as before, or the record's), or
+    with work again."""
     member = member_named(state, worker)
     deadline_s = (member.drain_deadline_s if deadline_s is None else deadline_s) if is_cordoned else None
     return _valid(_with(state, replace(member, is_cordoned=is_cordoned, drain_deadline_s=deadline_s)))
 
 
 def restarted(state: DesiredState, worker: str) -> DesiredState:
-    """`worker` once more from the beginning. ConflictError if nobody else could do its work meanwhile."""
+    """Return the state in which `worker` restarts. ConflictError if no other could do its work meanwhile."""
     member = member_named(state, worker)
     if not member.is_cordoned:
         try:
@@ -142,7 +142,7 @@ def restarted(state: DesiredState, worker: str) -> DesiredState:
 
 
 def changes(before: DesiredState, after: DesiredState) -> list[Change]:
-    """The difference, worker by worker: those who leave first, new ones last."""
+    """Return the difference, worker by worker: leaving ones first, new ones last."""
     found: list[Change] = []
     were, are = ({member.worker_id: member for member in state.members} for state in (before, after))
     for member in before.members:
@@ -214,7 +214,7 @@ def _valid(state: DesiredState) -> DesiredState:
 def _with_more(
     state: DesiredState, members: Sequence[Member], pool: Pool, lacking: int, spare: list[Member]
 ) -> list[Member]:
-    """`lacking` more in `pool`: of `spare`, those who are to go, who take another role instead, or new workers."""
+    """`lacking` more in `pool`: of `spare`, those about to leave that take another role instead, or new workers."""
     going, taken = {member.worker_id for member in spare}, {member.worker_id for member in members}
     stay = _who_stay(state, [m for m in members if m.worker_id not in going], pool.model) if spare else set[RoleName]()
     names = (name for number in itertools.count() if (name := WorkerId(f"{pool.name}-{number}")) not in taken)
@@ -233,7 +233,7 @@ def _with_more(
 
 
 def _who_stay(before: DesiredState, members: Sequence[Member], model: str) -> set[RoleName]:
-    """Roles in which somebody works on, or will work: those who change sides meanwhile do not count."""
+    """Roles in which a member works on, or will work; members that change roles meanwhile do not count."""
     known = {member.worker_id: member for member in before.members}
     return {
         member.role

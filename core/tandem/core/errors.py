@@ -1,4 +1,4 @@
-"""The one tree of errors. Each says what went wrong, why, and what to do; each has a stable `code`.
+"""The one tree of errors. Each states the fault, its cause and the remedy; each has a stable `code`.
 
     TandemError
     ├── InvalidRequestError        the client's request is wrong (names the field)
@@ -11,14 +11,14 @@
     │   └── MediaTypeError
     ├── AuthError                  a missing or wrong key or cluster secret
     ├── PermissionDeniedError      a key that may not do this
-    ├── ConflictError              somebody else changed it first, or a precondition does not hold
+    ├── ConflictError              another writer changed it first, or a precondition does not hold
     ├── RateLimitError             this tenant has had its share; waiting helps
     ├── QuotaError                 this tenant keeps as much as it may; waiting does not help, deleting does
     ├── CapacityError              no room now; waiting helps
     ├── UnavailableError           no worker can take it now; waiting helps
     ├── WorkerLostError            a worker died or stalled while it held the request
     ├── TransferError              a KV transfer failed; its attempt is over
-    │   └── PairRefusedError       two workers whose KV does not fit together
+    │   └── PairRefusedError       the KV of two workers does not fit together
     ├── CancelledError             the client left or a deadline passed
     ├── DeadlineError
     ├── StartupError               wrong configuration, model, port, memory …

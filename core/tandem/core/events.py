@@ -1,4 +1,5 @@
-"""What a cluster did and why: one record for every action of a controller, logged, told by `up` and kept bounded."""
+"""Records of a cluster's actions and their reasons: one for every action of a controller, logged, shown by `up` and
+kept bounded."""
 
 from __future__ import annotations
 
@@ -9,11 +10,11 @@ from typing import Protocol
 
 MAX_EVENTS = 1_000
 FOR_A_PLACE = "for a place: "
-"""What the reason begins with of a worker that is WAITING until there is room for it somewhere."""
+"""Prefix of the reason of a worker that is WAITING until there is room for it somewhere."""
 
 
 class EventKind(StrEnum):
-    """What happened to a member of the cluster, or to the cluster itself."""
+    """Kind of event of a member of the cluster, or of the cluster itself."""
 
     CLUSTER_STARTED = "cluster_started"
     CLUSTER_READY = "cluster_ready"
@@ -68,6 +69,6 @@ class ClusterEvent:
 
 
 class EventSink(Protocol):
-    """Takes events. Recording must never fail or block the action that it tells of."""
+    """Takes events. Recording must never fail or block the action that it records."""
 
     def record(self, kind: EventKind, subject: str, reason: str) -> None: ...

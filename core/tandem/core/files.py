@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whoever reads them and whenever their writer dies."""
+"""Files that are there whole or not at all, for any reader and whenever their writer dies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a decode worker needs besides KV blocks to continue a request, and how long each part of a hand-off took."""
+"""State that a decode worker needs besides KV blocks to continue a request, and times of the parts of a hand-off."""
 
 from __future__ import annotations
 

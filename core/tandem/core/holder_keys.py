@@ -1,4 +1,4 @@
-"""What the key of a block's holder says: of which attempt of a request it is, and for which transfer.
+"""Keys of block holders: each names the attempt of a request, and the transfer.
 
 request    chatcmpl-7#1#0          attempt 1, choice 0 (or #spare)
 reserved   chatcmpl-7#1/48213      attempt 1, transfer 48213
@@ -15,7 +15,7 @@ from tandem.core.ledger import Holder, HoldKind
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Whom a hold is for. Foreign keys give attempt 0; `transfer` is 0 where there is none."""
+    """Owner of a hold. Foreign keys give attempt 0; `transfer` is 0 where there is none."""
 
     key: str
     """The attempt's key in the engine and the request table."""

@@ -1,9 +1,9 @@
-"""Whether two workers can exchange KV blocks, and in which form the blocks travel. Pure; routers and workers use it.
+"""Decides if two workers can exchange KV blocks, and in which form. Pure; routers and workers use it.
 
 Must be equal: what the fingerprint covers, the shape of every KV group, the protocol's major version, and the revision
-of the desired state, so that a rollout never mixes old and new workers in one request. May differ: block
-size (frames speak the receiver's blocks, the sender gathers for them), KV dtype (the sender converts), TP, codecs,
-transports as long as one is shared, and the protocol's minor version (the smaller one is spoken).
+of the desired state, so that a rollout never mixes old and new workers in one request. May differ: block size (frames
+speak the receiver's blocks, the sender gathers for them), KV dtype (the sender converts), TP, codecs, transports as
+long as one is shared, and the protocol's minor version (the smaller one is used).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from tandem.core.errors import PairRefusedError
 from tandem.core.kv_layout import DTYPE_BYTES, KVGroupSpec, KVLayout
 
 PROTOCOL = (2, 0)
-"""Major and minor version of what workers say to each other, frames included. A message or a field that others need not
-understand raises the minor one, and goes only to peers whose agreed version has it; all there is now is of 2.0."""
+"""Major and minor version of the messages between workers, frames included. A message or a field that a receiver may
+ignore raises the minor one, and goes only to peers with an agreed version that has it; all there is now is of 2.0."""
 
 
 class Codec(IntEnum):
@@ -41,7 +41,7 @@ ALWAYS_BYTES_PER_S = 1e15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVProfile:
-    """What a worker's KV is: what the other end of a transfer must know before the first ticket.
+    """Properties of a worker's KV that the other end of a transfer must know before the first ticket.
 
     `identity` spells the fingerprint's fields out, so that a refusal can name the one that differs. `codecs` are those
     that it can encode and decode; `offers` (best first) those that it wants as a sender, on links that were measured
@@ -52,7 +52,7 @@ class KVProfile:
     identity: tuple[tuple[str, str], ...]
     layout: KVLayout
     revision: str = ""
-    """As the desired state calls it; "" = nobody gave it one, and it fits all."""
+    """As in the desired state; "" = it was given none, and it fits all."""
     protocol: tuple[int, int] = PROTOCOL
     codecs: tuple[str, ...] = CODECS
     transports: tuple[str, ...] = ()
@@ -64,8 +64,8 @@ class KVProfile:
 class WireForm:
     """The form that both ends agreed on. `dtypes` has the receiver's dtype of every group: what the sender converts to.
 
-    `codec` is "" or one of CODECS, `lossy` is what HashRoot.lossy of the receiver's copies must say ("" = exact).
-    `protocol` is the version that both speak.
+    `codec` is "" or one of CODECS, `lossy` is the value that HashRoot.lossy of the receiver's copies must have ("" =
+    exact). `protocol` is the version that both speak.
     """
 
     dtypes: tuple[str, ...]
@@ -125,7 +125,7 @@ def protocol_refusal(mine: tuple[int, int], theirs: tuple[int, int]) -> str:
 def offers_for(sender: KVProfile, link_bytes_per_s: float | None) -> tuple[str, ...]:
     """The codecs that `sender` offers for a link, best first; `link_bytes_per_s` is what was measured, None = nothing.
 
-    A link that nobody measured is not taken for slow, unless the sender is set to compress always.
+    An unmeasured link does not count as slow, unless the sender is set to compress always.
     """
     if sender.offers_below_bytes_per_s >= ALWAYS_BYTES_PER_S:
         return sender.offers

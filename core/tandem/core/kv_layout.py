@@ -72,8 +72,8 @@ class KVGroupSpec:
         return 0 if self.window is None else max(0, computed - self.window + 1) // self.block_tokens
 
     def first_to_hand_over(self, prompt_tokens: int) -> int:
-        """The first block of a prompt that whoever goes on with it needs: for the first output token, and for a hit
-        when the same prompt comes again, which ends before its last token."""
+        """The first block of a prompt that the worker that continues it needs: for the first output token, and for a
+        hit when the same prompt comes again, which ends before its last token."""
         return self.first_needed((prompt_tokens - 1) // self.block_tokens * self.block_tokens)
 
 

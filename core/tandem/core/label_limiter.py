@@ -1,4 +1,4 @@
-"""A label whose values come and go, such as a worker's name, kept to so many of them in a metric."""
+"""Limits the number of values of a metric's label that come and go, such as a worker's name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class BoundedLabel:
         self._values: set[str] = set()
 
     def of(self, value: str) -> str:
-        """What to put into the label for this value."""
+        """Return the label's value for this value."""
         if value in self._values:
             return value
         if len(self._values) >= self._limit:

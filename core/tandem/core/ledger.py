@@ -1,4 +1,4 @@
-"""Who owns each KV block of one group: free, cached, or held by requests, reservations and pushes.
+"""Ownership of each KV block of one group: free, cached, or held by requests, reservations and pushes.
 
     free ──allocate──▶ held by one or more holders ──last release──▶ cached (its hash is known) or free
                             ▲                                            │
@@ -6,9 +6,9 @@
 
 A block is *published* when its content is complete and known by hash; only then can another request share it. Two
 requests may compute the same content at once: the second block is a *twin*. Only the first is findable, but a twin in
-use counts as a use of it, and takes its place when it is evicted. So whoever publishes all blocks of a sequence keeps
-all of them findable, and a block never stays findable longer than those before it.
-Not thread-safe: one thread (the step loop) owns a ledger. Nothing here moves bytes.
+use counts as a use of it, and takes its place when it is evicted. So a request that publishes all blocks of a sequence
+keeps all of them findable, and a block never stays findable longer than those before it. Not thread-safe: one thread
+(the step loop) owns a ledger. Nothing here moves bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tandem.core.ids import BlockId, GroupId
 
 
 class HoldKind(IntEnum):
-    """What a block is held for; a block with several holders counts as the highest kind."""
+    """Purpose of a hold on a block; a block with several holders counts as the highest kind."""
 
     REQUEST = 1
     PUSHING = 2
@@ -67,7 +67,7 @@ class LedgerError(RuntimeError):
 class BlockLedger:
     """Ownership of `num_blocks` blocks of one KV group.
 
-    `on_stored(hash)` and `on_removed(hash)` are told when a hash becomes findable here or stops being so; they must
+    `on_stored(hash)` and `on_removed(hash)` are called when a hash becomes findable here or stops being so; they must
     not call back into the ledger.
     """
 
@@ -174,8 +174,8 @@ class BlockLedger:
                 self._let_go(holder)
 
     def publish(self, block: BlockId, block_hash: BlockHash) -> bool:
-        """Say that a held block's content is complete and has this hash. False if another block already has it: then
-        this one is its twin."""
+        """Mark a held block's content as complete, with this hash. False if another block already has it: then this one
+        is its twin."""
         if block not in self._holders:
             raise LedgerError(f"block {block} is published but nobody holds it")
         known = self._block_of.get(block_hash)
@@ -208,11 +208,11 @@ class BlockLedger:
         return blocks
 
     def is_findable(self, block_hash: BlockHash) -> bool:
-        """Whether `match` would find a block of this hash."""
+        """True if `match` would find a block of this hash."""
         return block_hash in self._block_of
 
     def is_shared(self, block: BlockId) -> bool:
-        """True if a write into this block could be seen by somebody else: several holders, or a published hash."""
+        """True if a write into this block could be seen by another holder: several holders, or a published hash."""
         return len(self._holders.get(block, ())) > 1 or block in self._hash_of
 
     def blocks_of(self, holder: Holder) -> list[BlockId]:
@@ -248,8 +248,8 @@ class BlockLedger:
         return count
 
     def disown(self, blocks: Iterable[BlockId]) -> None:
-        """Let nobody find these blocks any more, held or only cached: what is in them may be wrong. Where another block
-        has the content that one of them should have, that one is found instead."""
+        """Make these blocks unfindable, held or only cached: what is in them may be wrong. Where another block has the
+        content that one of them should have, that one is found instead."""
         blocks = list(blocks)
         for block in blocks:
             if block in self._twin_hash:
@@ -339,7 +339,7 @@ class BlockLedger:
             self._on_removed(block_hash)
 
     def _end_twin(self, block: BlockId) -> None:
-        """Nobody holds it any more: this was a use of the block that is findable in its place."""
+        """Its last hold ended: count this as a use of the block that is findable in its place."""
         if block in self._twin_hash:
             known = self._block_of[self._drop_twin(block)]
             if known in self._cached:

@@ -27,8 +27,8 @@ class FinishReason(StrEnum):
 
 
 class WorkerState(StrEnum):
-    """Whether a worker takes new work. DRAINED: nothing is in flight there any more. FLIPPING: it takes on a role.
-    STALLED: a step of its engine does not end; it takes work again once that has ended."""
+    """Availability of a worker for new work. DRAINED: nothing is in flight there any more. FLIPPING: it takes on a
+    role. STALLED: a step of its engine does not end; it takes work again once that has ended."""
 
     READY = "ready"
     DRAINING = "draining"
@@ -38,7 +38,7 @@ class WorkerState(StrEnum):
 
 
 class RoleName(StrEnum):
-    """What a worker does at the moment."""
+    """Current role of a worker."""
 
     PREFILL = "prefill"
     DECODE = "decode"

@@ -12,7 +12,7 @@ Route = tuple[str, str, str]
 class LinkSpeed:
     """One measurement, or why there is none. `peer`: the receiving worker at which it was taken.
 
-    `age_s`: seconds since then, for whoever has another clock.
+    `age_s`: seconds since then, for readers with another clock.
     """
 
     from_host: str

@@ -70,7 +70,7 @@ def shown(text: str, fields: Mapping[str, Any], traceback: str = "") -> str:
 
 
 def read(line: str) -> tuple[str, str, str] | None:
-    """Time, level and what a line of JSON says, as the other format would; None if it is no such line."""
+    """Time, level and content of a line of JSON, as the other format would show it; None if it is no such line."""
     if not line.startswith("{"):
         return None
     try:

@@ -22,7 +22,7 @@ _ANONYMOUS = re.compile(
 
 def return_large_buffers() -> None:
     """Have glibc return every freed buffer of 256 KiB or more to the system, and threads share two arenas. Call at the
-    start of a process whose threads read large bodies: by itself glibc keeps ever larger ones. Elsewhere nothing
+    start of a process with threads that read large bodies: by itself glibc keeps ever larger ones. Elsewhere nothing
     changes."""
     with suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt

@@ -23,7 +23,7 @@ class Kind(StrEnum):
 
 
 class Source(StrEnum):
-    """Who measures it, in the words of the page."""
+    """Source of a metric; the values are the headings of the page."""
 
     REQUESTS = "Requests, as routers see them"
     ROUTER = "Routers"
@@ -467,7 +467,7 @@ _SHORT = {
 }
 """Short names that workers count under, besides those that only lack the prefix."""
 _DROPPED = "transfer_dropped_"
-"""What workers count dropped frames under begins so; the reason follows."""
+"""Prefix under which workers count dropped frames; the reason follows."""
 
 
 def counter_key(name: str, **labels: str) -> str:

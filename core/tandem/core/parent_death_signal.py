@@ -34,4 +34,4 @@ def die_with_parent(expected_parent: int, number: int = signal.SIGKILL) -> None:
 
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[2]), int(sys.argv[1]))
-    os.execvp(sys.argv[3], sys.argv[3:])  # noqa: S606 - the command comes from who made it with `tied`
+    os.execvp(sys.argv[3], sys.argv[3:])  # noqa: S606 - the command comes from the caller of `tied`

@@ -10,7 +10,7 @@ from tandem.core.errors import ConfigError
 
 
 def written_out(given: str | Path) -> Path:
-    """`given` with the home for a leading `~` or `~name`. Raises ConfigError where that is nobody's."""
+    """`given` with the home for a leading `~` or `~name`. Raises ConfigError if there is no such user."""
     try:
         return Path(given).expanduser()
     except RuntimeError as error:

@@ -1,10 +1,10 @@
 """The order in which prompts wait to be computed, and what a new one would find ahead of it. Pure, without a clock:
 engines order their queue with it, routers predict with it, simulations do both.
 
-due = min(arrived + min(stretch × remaining, max_overtake), deadline)        whoever is due first is computed first
+due = min(arrived + min(stretch × remaining, max_overtake), deadline)        the first one due is computed first
 
-`remaining` is the time that computing the rest of the prompt takes, so that short work overtakes long work. It does
-not for ever: whoever arrives `max_overtake_s` later is due later. What can no longer be computed before its
+`remaining` is the time that computing the rest of the prompt takes, so that short work overtakes long work. Ageing
+bounds this: a prompt that arrives `max_overtake_s` later is due later. What can no longer be computed before its
 deadline is due last.
 """
 
@@ -63,8 +63,8 @@ def attended(start: int, end: int) -> float:
 class QueueRules:
     """Shortest remaining work first, with ageing and deadlines; `stretch` 0 = first come, first served.
 
-    `stretch`: how many times its own computing time a prompt may be put off for shorter ones. `max_overtake_s`: nobody
-    who arrives so much later comes first.
+    `stretch`: how many times its own computing time a prompt may be put off for shorter ones. `max_overtake_s`: no
+    prompt that arrives so much later comes first.
     """
 
     stretch: float = 10.0

@@ -1,10 +1,10 @@
-"""Which version of the stream between routers and workers is spoken (router_stream.proto)."""
+"""Version of the stream between routers and workers (router_stream.proto)."""
 
 from __future__ import annotations
 
 STREAM_VERSION = 4
-"""What the other end has to understand raises it; what it may ignore does not. 3: several messages at once, packed
-prompts. 4: states of workers, which a router acknowledges."""
+"""A change that the other end must understand raises it; one that it may ignore does not. 3: several messages at once,
+packed prompts. 4: states of workers, which a router acknowledges."""
 
 
 def stream_refusal(theirs: int) -> str:

@@ -15,7 +15,7 @@ from tandem.core.errors import ConfigError
 
 _SECTIONS = ("worker", "prefill", "decode", "mixed")
 _POOLS = ("tp", "hardware")
-"""What a pool has, and its workers not of their own."""
+"""Settings of a pool that its workers cannot override."""
 
 
 def configured(config: ClusterConfig, settings: Mapping[str, str]) -> ClusterConfig:

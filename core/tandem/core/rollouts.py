@@ -1,7 +1,7 @@
 """Rollouts: workers of one model are replaced by such of another revision, a few at a time, while both serve.
 
-`started`, `paused`, `resumed` and `undone` are wishes of people, as those in desired_changes.py; `advanced` is the next step
-after what runs, for the controller. All are pure: how far a rollout is stands in the record, as its members' revisions.
+`started`, `paused`, `resumed` and `undone` are operators' requests, as those in desired_changes.py; `advanced` is the
+controller's next step, given what runs. All are pure: the record holds a rollout's progress, as its members' revisions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FEWER = "use --max-surge 0 --max-unavailable 1 where there are two of each role
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
     """A worker that runs, wanted or not. `is_serving`: it takes new work, and is what it is wanted to be. `can_stay`:
-    it could be wanted again, as nobody stops it yet."""
+    it could be wanted again, as it is not being stopped yet."""
 
     worker_id: WorkerId
     model: str
@@ -39,7 +39,7 @@ class Standing:
 
 
 def named(model_path: str, settings: Mapping[str, str]) -> str:
-    """The name of a revision that nobody gave one: a digest of what it is."""
+    """The name of a revision that was given none: a digest of its content."""
     spelled = json.dumps([model_path, sorted(settings.items())], separators=(",", ":"))
     return f"r{hashlib.sha256(spelled.encode()).hexdigest()[:10]}"
 
@@ -86,7 +86,7 @@ def started(
 
 
 def paused(state: DesiredState, *, model: str = "") -> DesiredState:
-    """It stays as it is now; who is starting or leaving comes to an end."""
+    """Keep the rollout at its current step; workers that start or leave finish doing so."""
     rollout = _there(state, model)
     return state if rollout.phase is RolloutPhase.FAILED else _in_phase(state, rollout, RolloutPhase.PAUSED)
 
@@ -153,7 +153,7 @@ class _Step:
         return with_members(self._state, self._members)
 
     def _replace_cordoned(self, pools: Collection[Pool]) -> None:
-        """They serve nobody: they start anew where they are, and stay cordoned."""
+        """Cordoned workers serve no requests: they restart in place, and stay cordoned."""
         names = {pool.name for pool in pools}
         self._members = [
             replace(member, revision=self._rollout.revision)
@@ -163,7 +163,7 @@ class _Step:
         ]
 
     def _part(self, pool: Pool, least: Fraction) -> None:
-        """Old ones that may leave: those who do not serve first."""
+        """Remove old workers that may leave: first those that do not serve."""
         size, old = self._size(pool), self._of(pool, is_new=False)
         serving = sum(member.worker_id in self._serving for member in (*old, *self._of(pool, is_new=True)))
         gone = max(0, size - len(old))
@@ -171,14 +171,14 @@ class _Step:
         for member in sorted(old, key=lambda one: one.worker_id in self._serving):
             is_serving = member.worker_id in self._serving
             if len(self._of(pool, is_new=False)) + len(self._of(pool, is_new=True)) == 1:
-                break  # the record has to name somebody
+                break  # the record has to name at least one member
             if is_serving and (left <= 0 or serving - 1 < max(1, size - self._rollout.max_unavailable)):
                 break
             serving, left = serving - is_serving, left - 1
             self._members.remove(member)
 
     def _add(self, pool: Pool, least: Fraction) -> None:
-        """New ones, for whom there is room: first such as were to leave."""
+        """Add new workers while there is room: first those about to leave that can stay."""
         size, new = self._size(pool), len(self._of(pool, is_new=True))
         most = min(size, math.floor(size * least) + self._rollout.max_surge + self._rollout.max_unavailable)
         room = size + self._rollout.max_surge - self._present(pool)
@@ -202,7 +202,7 @@ class _Step:
             )
 
     def _progress(self, pool: Pool) -> Fraction:
-        """Which part of the pool is new and serves."""
+        """Fraction of the pool that is new and serves."""
         new = sum(member.worker_id in self._serving for member in self._of(pool, is_new=True))
         return Fraction(new, self._size(pool))
 
@@ -235,7 +235,7 @@ class _Step:
         return [one for one in self._leaving(pool) if one.can_stay and one.revision == self._rollout.revision]
 
     def _is_done(self, pools: Collection[Pool]) -> bool:
-        """Nobody is left of another revision, wanted or not, and all that there are to be serve."""
+        """True if no worker of another revision is left, wanted or not, and all wanted ones serve."""
         for pool in pools:
             new = self._of(pool, is_new=True)
             if self._of(pool, is_new=False) or len(new) != self._size(pool):
@@ -283,7 +283,7 @@ def _stopped(state: DesiredState, rollout: Rollout, first: WorkerId, broken: Map
 
 
 def _check_possible(state: DesiredState, rollout: Rollout) -> None:
-    """ConflictError if it would come to a point where nobody may come, as nobody may leave."""
+    """ConflictError if it would reach a point where no worker may come, as none may leave."""
     serving = Counter(member.pool for member in state.members if not member.is_cordoned)
     pools = [pool for pool in state.pools if pool.model == rollout.model and serving[pool.name]]
     alone = [pool for pool in pools if serving[pool.name] == 1 or not rollout.max_unavailable]

@@ -30,8 +30,8 @@ class SamplingParams:
     logit -= presence·[count > 0] + frequency·count); repetition_penalty counts prompt and output (the formula of
     Keskar et al. 2019 as in transformers: positive logits are divided, negative ones multiplied).
 
-    Before `min_tokens` tokens no token that would end the answer is chosen. `bad_words` are token sequences whose last
-    token is not chosen behind the others of them. Only `allowed_token_ids` are chosen, if there are any.
+    Before `min_tokens` tokens no token that would end the answer is chosen. `bad_words` are token sequences; the last
+    token of one is not chosen behind its others. Only `allowed_token_ids` are chosen, if there are any.
 
     `prompt_logprobs` asks for the log-probability of every prompt token but the first, and as many alternatives.
     """

@@ -1,4 +1,4 @@
-"""What each second of a worker's start went to: phases that follow one another, so that they add up to all of it."""
+"""Duration of each phase of a worker's start: phases follow one another, so that they add up to the whole."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LONGEST_S = 3600.0
 
 
 class StartPhase(StrEnum):
-    """In the words for people who wait; in logs it is the name, `weights_s`."""
+    """Phases in words shown to users; logs use the name, `weights_s`."""
 
     IMPORTS = "importing Tandem"
     CONFIG = "reading the configuration"
@@ -62,8 +62,8 @@ class StartTimes:
 
 
 def process_started_s(clock: Clock, pid: int | None = None) -> float:
-    """When a process, or this one, was started, by `MonotonicClock`, to a hundredth of a second; now where nobody can
-    say."""
+    """Start time of a process, or of this one, by `MonotonicClock`, to a hundredth of a second; now if it is not
+    known."""
     now_s = clock.now_s()
     try:
         fields = Path(f"/proc/{pid or 'self'}/stat").read_text().rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""Which release of Tandem runs."""
+"""Release of Tandem that runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib import metadata
 
 
 def release() -> str:
-    """As the installed distribution says; "unknown" where it is not installed."""
+    """The version of the installed distribution; "unknown" where it is not installed."""
     try:
         return metadata.version("tandem-serve")
     except metadata.PackageNotFoundError:

@@ -19,7 +19,7 @@ _U32, _U64 = _SCALARS[ValueType.UINT32], _SCALARS[ValueType.UINT64]
 
 
 class Cursor:
-    """At a place of the mapped file `data`, whose path errors name. Raises ModelError for what is cut or wrong."""
+    """A position in the mapped file `data`; errors name its path. Raises ModelError for what is cut or wrong."""
 
     def __init__(self, path: Path, data: mmap, at: int = 0) -> None:
         self.path, self.at = path, at

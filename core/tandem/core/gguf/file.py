@@ -94,7 +94,7 @@ class GgufFile:
 
 
 def _mapped(path: Path) -> mmap.mmap:
-    """The file, read-only to everybody else: what is written to the mapping is private to it."""
+    """Map the file, read-only to other processes: what is written to the mapping is private to it."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -135,7 +135,7 @@ def _values(cursor: Cursor, count: int) -> dict[str, Value]:
 
 
 def _described(cursor: Cursor) -> StoredTensor:
-    """An entry of the directory, whose `start` counts from where tensors begin."""
+    """Read an entry of the directory; its `start` counts from where tensors begin."""
     name = cursor.name(_MAX_NAME_LENGTH, "the name of a tensor")
     dimensions = cursor.u32()
     if not 1 <= dimensions <= MAX_DIMENSIONS:

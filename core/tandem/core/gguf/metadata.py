@@ -40,7 +40,7 @@ Value = bool | int | float | StoredText | StoredArray
 
 
 class Metadata:
-    """What `values` are by key; texts and arrays are read from `data`, which must stay mapped for that long.
+    """The file's `values` by key; texts and arrays are read from `data`, which must stay mapped for that long.
 
     All readers raise ModelError, with file and key, for a value of another kind; without a value they answer `default`.
     """
@@ -63,7 +63,7 @@ class Metadata:
         return ModelError(f"{self.path}: {key} cannot be used", why=why, todo=todo)
 
     def digest(self, prefix: str = "") -> str:
-        """32 hex characters over all entries whose keys begin with `prefix`, in the order of the file."""
+        """32 hex characters over all entries with keys that begin with `prefix`, in the order of the file."""
         total = hashlib.sha256()
         for key, value in self._values.items():
             if key.startswith(prefix):
@@ -140,7 +140,7 @@ class Metadata:
         return [] if array is None else [bool(one) for one in self._data[array.start : array.start + array.count]]
 
     def _words(self, value: Value) -> str:
-        """What tells a value from others: of texts and arrays a digest of their bytes, but not where they are."""
+        """Text that identifies a value: of texts and arrays a digest of their bytes, but not where they are."""
         if not isinstance(value, StoredText | StoredArray):
             return repr(value)
         size, kind = (value.length, ValueType.STRING) if isinstance(value, StoredText) else (value.size, value.kind)

@@ -18,12 +18,12 @@ _SPLIT = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf",
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a model's path is a GGUF file; else it is a folder."""
+    """True if a model's path is a GGUF file; else it is a folder."""
     return path.suffix == SUFFIX and not path.is_dir()
 
 
 def model_name(path: Path) -> str:
-    """What a file's model is called: the name without suffix and number."""
+    """Return the name of a file's model: the file's name without suffix and number."""
     split = _SPLIT.fullmatch(path.name)
     return split["name"] if split else path.stem
 
@@ -49,7 +49,7 @@ def folder_of(path: Path) -> Path:
 
 
 def gguf_files(path: Path) -> list[Path]:
-    """All files of the model whose first one is `path`, in order. Raises ModelError for another than the first."""
+    """Return all files of the model that begins with `path`, in order. Raises ModelError if `path` is not the first."""
     split = _SPLIT.fullmatch(path.name)
     if split is None:
         return [path]

@@ -1,4 +1,4 @@
-"""Which tokens of a file's vocabulary end an answer."""
+"""Tokens of a file's vocabulary that end an answer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ _ENDS = frozenset({
 
 
 def end_token_ids(metadata: Metadata) -> tuple[int, ...]:
-    """Those that the file names, and control tokens whose text says so. Raises ModelError for what is no token id."""
+    """Return the ids that the file names, and control tokens with the text of an end. Raises ModelError for an id
+    outside the vocabulary."""
     tokens, types = metadata.texts(TOKENS), metadata.wholes(TYPES)
     found: dict[int, None] = {}
     for name in _KEYS:
