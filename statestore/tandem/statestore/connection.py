@@ -27,17 +27,17 @@ from tandem.core.timeout_scale import patient
 from tandem.core.urls import redacted
 
 OUTAGE: Final = (RedisError, OSError, TimeoutError)
-"""What a call raises while Redis is away, loading, full or refusing: wait and try again."""
+"""Errors of a call while Redis is away, loading, full or refusing: wait and try again."""
 SOCKET_TIMEOUT_S: Final = patient(5.0)
 OLDEST_VERSION: Final = (6, 2)
 _CONNECTIONS: Final = 64
-"""Whoever wants one more waits: a burst of requests is no outage."""
+"""A caller that wants one more waits: a burst of requests is no outage."""
 _SAY_EVERY_S: Final = 10.0
 _log = logging.getLogger(__name__)
 
 
 class NoRedisError(StartupError):
-    """Nobody answers there, which time may change."""
+    """No Redis answers there, which time may change."""
 
 
 class Backoff:
@@ -85,7 +85,7 @@ async def connect(url: str, *, timeout_s: float = SOCKET_TIMEOUT_S) -> Redis:
 
 
 async def wait_for_redis(url: str, *, within_s: float) -> None:
-    """Return once `connect(url)` succeeds; a line of the log says now and then that it is waited for.
+    """Return once `connect(url)` succeeds; logs now and then that it waits.
 
     Raises as `connect` does: at once what no wait changes, and after `within_s` that Redis cannot be reached.
     """
@@ -107,7 +107,7 @@ async def wait_for_redis(url: str, *, within_s: float) -> None:
 
 
 def no_answer(error: BaseException) -> UnavailableError:
-    """What callers outside this package see of an outage."""
+    """The error that callers outside this package see of an outage."""
     return UnavailableError("Redis does not answer", why=_one_line(error))
 
 
@@ -122,7 +122,7 @@ class _CancelSafe(AbstractConnection):
         cancelled_before = task.cancelling() if task else 0
         await super().send_packed_command(command, check_health)
         if task is not None and task.cancelling() > cancelled_before:
-            await self.disconnect(nowait=True)  # an answer that nobody reads is on its way
+            await self.disconnect(nowait=True)  # an answer without a reader is on its way
             raise asyncio.CancelledError
 
 

@@ -54,7 +54,7 @@ def find_server() -> Path:
 
 
 class Answer(Enum):
-    """What a server says that was started. LOADING: it reads its data, which takes as long as there is much of it."""
+    """State of a started server. LOADING: it reads its data, which takes longer the more there is."""
 
     NONE = auto()
     LOADING = auto()
@@ -87,10 +87,10 @@ class PrivateRedis:
         """Start a server over the data in `directory` (made if missing) and return once it is ready.
 
         `port` 0 = any free one. Blocks until the server was silent for `timeout_s`; one that loads its data is not, and
-        `on_loading` is told. The server gets SIGTERM when the *thread* that called this ends (as the kernel has it), so
-        call it from a thread that lives as long as the server should. `memory_bytes`: beyond, writes are refused, and
-        nothing is thrown out; 0 = no bound. Raises OSError or StartupError: no server binary,
-        folder in use, port taken, not answering in time.
+        `on_loading` is called. The server gets SIGTERM when the *thread* that called this ends (as the kernel has it),
+        so call it from a thread that lives as long as the server should. `memory_bytes`: beyond, writes are refused,
+        and nothing is thrown out; 0 = no bound. Raises OSError or StartupError: no server binary, folder in use, port
+        taken, not answering in time.
         """
         for _ in range(1 if port else _PORT_TRIES):
             started = cls.spawn(
@@ -135,7 +135,8 @@ class PrivateRedis:
             os.close(lock)  # the server holds its own copy
 
     def answer(self) -> Answer:
-        """What *this* server says now; may take two seconds. StartupError when it has ended, PortTakenError by that."""
+        """Return the state of *this* server; may take two seconds. StartupError when it has ended, PortTakenError if by
+        that."""
         if not self.is_alive():
             tail = _tail(self.log_file)
             if "Address already in use" in tail or "bind: " in tail:
@@ -162,11 +163,11 @@ class PrivateRedis:
 
     @property
     def log_file(self) -> Path:
-        """Everything the server says since it started; the run before is in `redis.log.old`."""
+        """Log of the server since it started; the run before is in `redis.log.old`."""
         return self.directory / "redis.log"
 
     def is_alive(self) -> bool:
-        """Whether the process still runs (not whether it answers)."""
+        """True while the process runs (not: while it answers)."""
         return self._process.poll() is None
 
     def stop(self, timeout_s: float = 10.0) -> None:
@@ -185,7 +186,7 @@ class PrivateRedis:
         return f"PrivateRedis(pid={self.pid}, port={self.port}, directory={str(self.directory)!r})"
 
     def silence(self) -> StartupError:
-        """What to say when it gives no answer in time."""
+        """The error for a server that gives no answer in time."""
         return StartupError("Redis does not answer in time", todo=f"look into {self.log_file}")
 
     def _await_ready(self, timeout_s: float, on_loading: Callable[[], object]) -> None:
@@ -285,7 +286,7 @@ def _quoted(text: str) -> str:
 
 
 def _ask(port: int, password: str) -> dict[str, Any]:
-    """What the server there that accepts our password says about itself; {} if there is none."""
+    """What the server there reports about itself if it accepts our password; {} if there is none."""
     with redis.Redis(
         host=_HOST,
         port=port,

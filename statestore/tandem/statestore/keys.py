@@ -16,7 +16,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 class Member(StrEnum):
-    """Who can hold a lease."""
+    """Kinds of lease holders."""
 
     WORKER = "worker"
     ROUTER = "router"
@@ -36,7 +36,7 @@ class Keys:
         return f"tandem:{self.cluster}:{kind}s"
 
     def registry_channel(self, kind: Member) -> str:
-        """Channel of wake-ups: somebody of this kind registered or left."""
+        """Channel of wake-ups: a member of this kind registered or left."""
         return f"tandem:{self.cluster}:wake:{kind}s"
 
     def lease(self, kind: Member, member: str) -> str:
@@ -53,7 +53,7 @@ class Keys:
 
     @property
     def sent_channel(self) -> str:
-        """Channel on which routers tell each other which prompts they sent where."""
+        """Channel on which routers publish the prompts that they sent where."""
         return f"tandem:{self.cluster}:sent"
 
     @property
@@ -186,7 +186,7 @@ class Keys:
 
 
 def is_name(name: str) -> bool:
-    """Whether `name` can stand in a key."""
+    """True if `name` can stand in a key."""
     return _NAME.fullmatch(name) is not None
 
 

@@ -23,13 +23,13 @@ class RedisMemory:
 
 
 async def memory_of(redis: Any) -> RedisMemory:
-    """What the server says; raises what its client raises."""
+    """Read the server's memory use; raises what its client raises."""
     found = await redis.info("memory")
     return RedisMemory(int(found.get("used_memory", 0)), int(found.get("maxmemory", 0)))
 
 
 class MemoryWatch:
-    """`run` in a task; `last` is what was heard last."""
+    """`run` in a task; `last` is the last value read."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis: Any = redis  # its stubs mix plain and awaitable results
@@ -38,6 +38,6 @@ class MemoryWatch:
     async def run(self) -> None:
         """Look every LOOK_S seconds, until cancelled."""
         while True:
-            with suppress(*OUTAGE):  # what was heard last stands
+            with suppress(*OUTAGE):  # the last value read stays
                 self.last = await memory_of(self._redis)
             await asyncio.sleep(LOOK_S)

@@ -45,7 +45,7 @@ class Wakeups:
         pubsub: Any = self._redis.pubsub()
         try:
             await pubsub.subscribe(self._channel)
-            self.ring()  # whatever was said before we listened
+            self.ring()  # for what was published before we listened
             while True:
                 if await pubsub.get_message(ignore_subscribe_messages=True, timeout=_LISTEN_S):
                     self.ring()

@@ -1,4 +1,4 @@
-"""What members of a cluster say about themselves when they register, and its JSON form."""
+"""Records that members of a cluster register about themselves, and their JSON form."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class WorkerRecord:
     pid: int = 0
     rank_pids: tuple[int, ...] = ()
     state: str = WorkerState.READY.value
-    """Whether it takes new work."""
+    """Availability for new work."""
 
     @property
     def member(self) -> str:

@@ -1,4 +1,4 @@
-"""Which worker holds which block, in memory: block hash → bitmask of slots.
+"""Block table in memory, of the blocks that each worker holds: block hash → bitmask of slots.
 
     slot = one bit = one complete or growing copy of one worker's set
 
@@ -69,7 +69,7 @@ class BlockTable:
         self._live |= bit
 
     def close_slot(self, bit: int) -> None:
-        """Nobody sees the slot from now on; its bit is cleared by `sweep`."""
+        """Hide the slot from lookups from now on; `sweep` clears its bit."""
         self._owners.pop(bit, None)
         self._live &= ~bit
         self._open &= ~bit
@@ -103,17 +103,18 @@ class BlockTable:
                 self._reduce(shards.of[block[0]], block, keep)
 
     def lookup(self, hashes: Sequence[BlockHash], group: int = 0) -> dict[WorkerId, int]:
-        """How many leading blocks of `hashes` each worker holds; workers with none are left out.
+        """Return the number of leading blocks of `hashes` that each worker holds; workers with none are left out.
 
-        Workers give up the last blocks of a prompt first, so who holds a block holds those before it: a lookup jumps,
-        and searches where somebody drops out. What a worker lacks within a jump, against this rule, is not seen. Each
-        block that is looked at has to come from memory, and that is all that a lookup of a large table waits for.
+        Workers give up the last blocks of a prompt first, so a worker that holds a block holds those before it: a
+        lookup jumps, and searches where a worker drops out. A block that a worker lacks within a jump, against this
+        rule, is not seen. Each block that is looked at has to come from memory, and that is all that a lookup of a
+        large table waits for.
         """
         running, found = self._live, dict[WorkerId, int]()
         shards = self._groups.get(group)
         if shards is None or not running or not hashes:
             return found
-        of, low, high, last = shards.of, 0, 0, len(hashes) - 1  # whoever runs holds all below `low`
+        of, low, high, last = shards.of, 0, 0, len(hashes) - 1  # the workers in `running` hold all below `low`
         while low <= last:
             block = hashes[high]
             if of[block[0]].get(block, 0) & running == running:
@@ -228,7 +229,7 @@ class BlockTable:
 
 
 def _first_without(of: list[dict[BlockHash, int]], hashes: Sequence[BlockHash], among: range, running: int) -> int:
-    """The first position that somebody of `running` does not hold, or the one after `among`, which is one."""
+    """The first position that one of `running` does not hold, or the one after `among`, which is one."""
     low, high = among.start, among.stop
     while low < high:
         middle = (low + high) // 2

@@ -35,7 +35,7 @@ class BlockEvent:
 
 
 class Position(NamedTuple):
-    """What a worker published last: sequence number, blocks held, xor digest over them. Heartbeats carry it."""
+    """Last published position of a worker: sequence number, blocks held, xor digest over them. Heartbeats carry it."""
 
     seq: int
     blocks: int

@@ -1,10 +1,10 @@
 """Leases: proof that a worker or router lives, held by beating, fenced by the equality of incarnations.
 
-A lease is one hash with the holder's incarnation, its record and its last beat; the server lets it expire. Whoever
-registers takes over: the holder before it finds another incarnation at its next beat and must register anew.
+A lease is one hash with the holder's incarnation, its record and its last beat; the server lets it expire. Registering
+takes over: the previous holder finds another incarnation at its next beat and must register anew.
 
 An old dump may put back the lease of a holder that stood still meanwhile, and then the incarnations are equal again. So
-what is written says until when, by the clock of the server, its writer held the lease; what comes later is refused.
+every write carries the time, by the server's clock, until which its writer held the lease; later ones are refused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TOMBSTONE_S: Final = 4 * LEASE_S
 NO_INCARNATION: Final = b"0"
 
 _QUICK_S: Final = BEAT_S / 5
-"""An answer that came within this tells what the server's clock says now; one that took longer may be an old one."""
+"""An answer within this time gives the server's present clock; a slower one may be an old one."""
 
 # What is written first takes no memory, so a Redis that is full lets the rest pass (see whenfull).
 # Every script answers with the time of the server in ms: as it is if it did what was asked, negative if the lease was
@@ -57,7 +57,7 @@ _AMEND = f"""{_NOW}{_IF_HELD}{HASH_FIRST}
 redis.call('HSET', KEYS[1], 'record', ARGV[3])
 return now
 """
-# Leaves a tombstone (incarnation 0, and who left in place of the record): watchers know at once, and late beats and
+# Leaves a tombstone (incarnation 0, and the member in place of the record): watchers know at once, and late beats and
 # events find themselves fenced.
 _DEREGISTER = """
 if redis.call('HGET', KEYS[1], 'incarnation') ~= ARGV[1] then return 0 end
@@ -69,8 +69,8 @@ return 1
 
 @dataclass(slots=True)
 class LeaseCounters:
-    """What was refused since construction: `late`, of a holder whose lease was over; `fenced`, as another incarnation
-    held it, or none."""
+    """Writes refused since construction: `late`, of a holder with a lease that was over; `fenced`, as another
+    incarnation held it, or none."""
 
     late: int = 0
     fenced: int = 0
@@ -111,14 +111,14 @@ class _Lease:
     async def _take(self, record: Record) -> None:
         key = self._keys.lease(self._kind, record.member)
         is_known = self._record is not None and self._record.incarnation == record.incarnation
-        deadline_ms = self.deadline_ms if is_known else 0  # nobody can have given up one that is new
+        deadline_ms = self.deadline_ms if is_known else 0  # a new incarnation cannot have been given up
         try:
             await self._ask(self._register, key, deadline_ms, record.incarnation, to_json(record), self._lease_ms)
             await self._enrol(keys=[self._keys.members(self._kind)], args=[record.member])
             await self._redis.publish(self._keys.registry_channel(self._kind), record.member)
         except OUTAGE as error:
             raise no_answer(error) from error
-        self._record = record  # not before: who is told of a failure still beats for the record before
+        self._record = record  # not before: after a failure the beats go on for the record before
 
     async def _hold(self, seq: int, count: int, digest: int, over: Redis | None = None) -> bool:
         record, redis = self._held(), over or self._redis
@@ -147,7 +147,7 @@ class _Lease:
         return is_held
 
     async def _ask(self, script: Any, key: str, deadline_ms: int, *args: object, over: Redis | None = None) -> bool:
-        """Whether it was done; False: another incarnation holds the lease, or none. UnavailableError: too late."""
+        """True if it was done; False: another incarnation holds the lease, or none. UnavailableError: too late."""
         asked_s = self._clock.now_s()
         answer = int(await script(keys=[key], args=[deadline_ms, *args], client=over))
         if answer:
@@ -159,7 +159,7 @@ class _Lease:
         return answer > 0
 
     def _learn(self, server_s: float, asked_s: float) -> None:
-        """The server's clock said this at some moment since `asked_s`; now at the latest."""
+        """Take in the server's clock, read at some moment since `asked_s`, now at the latest."""
         now_s = self._clock.now_s()
         ahead_s = server_s - now_s
         if self._ahead_s is None or now_s - asked_s < _QUICK_S or ahead_s > self._ahead_s:
@@ -210,26 +210,26 @@ class WorkerLease(_Lease):
         super().__init__(redis, keys, Member.WORKER, lease_s, clock, held_until)
 
     async def register(self, record: WorkerRecord) -> None:
-        """Take the lease for `record.incarnation`, from whoever held it. UnavailableError: Redis does not answer."""
+        """Take the lease for `record.incarnation`, from any holder. UnavailableError: Redis does not answer."""
         await self._take(record)
 
     async def amend(self, record: WorkerRecord) -> bool:
-        """Say something else of the incarnation that holds the lease; watchers know at once. False: it does not hold it
+        """Change the record of the incarnation that holds the lease; watchers know at once. False: it does not hold it
         any more. UnavailableError: Redis does not answer."""
         return await self._change(record)
 
     async def beat(self, seq: int, count: int, digest: int, *, over: Redis | None = None) -> bool:
-        """Hold on, and say what was published last (see BlockEventPublisher.position). `over`: a client of another
-        event loop, which beats while that of this lease stands.
+        """Renew the lease, and report the last published position (see BlockEventPublisher.position). `over`: a client
+        of another event loop, which beats while that of this lease stands.
 
-        False: the lease lapsed or somebody took it; stop sending and register with a new incarnation.
-        UnavailableError: Redis does not answer; the lease may still be ours.
+        False: the lease lapsed or was taken; stop sending and register with a new incarnation. UnavailableError: Redis
+        does not answer; the lease may still be ours.
         """
         return await self._hold(seq, count, digest, over)
 
 
 class RouterLease(_Lease):
-    """A router's lease, by the same rules. Nobody watches routers yet: what lists them is issues 6 and 7."""
+    """A router's lease, by the same rules. Routers are not watched yet."""
 
     def __init__(self, redis: Redis, keys: Keys, *, lease_s: float = LEASE_S) -> None:
         super().__init__(redis, keys, Member.ROUTER, lease_s)

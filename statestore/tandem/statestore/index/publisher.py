@@ -1,4 +1,4 @@
-"""A worker's side of the index: tells Redis which blocks it holds, without ever making the engine wait.
+"""A worker's side of the index: publishes the blocks that it holds to Redis, without ever making the engine wait.
 
     offer ─▶ held (the truth) ─┐
           └▶ pending (net changes not yet written) ─▶ one entry in flight ─▶ script: lease? sequence? set + stream
@@ -134,17 +134,17 @@ class BlockEventPublisher:
 
     @property
     def position(self) -> Position:
-        """What Redis confirmed last; give it to `WorkerLease.beat`."""
+        """The position that Redis confirmed last; give it to `WorkerLease.beat`."""
         return self._written
 
     @property
     def is_idle(self) -> bool:
-        """Whether everything offered so far stands in Redis."""
+        """True if everything offered so far is in Redis."""
         return not (self._pending or self._in_flight or self._must_reset)
 
     @property
     def is_lost(self) -> bool:
-        """Whether the last answer was that another incarnation, or none, holds the lease, or that it is over."""
+        """True if, by the last answer, another incarnation or none holds the lease, or it is over."""
         return self._is_lost
 
     def offer(self, events: Iterable[BlockEvent]) -> None:
@@ -233,7 +233,7 @@ class BlockEventPublisher:
 
     async def _write(self, entry: _Entry) -> None:
         incarnation, until_ms = self._incarnation, self._until_ms()
-        if until_ms is None:  # who was given up meanwhile says nothing more, even if nobody is there to refuse it
+        if until_ms is None:  # given up meanwhile: publishes no more, even if nothing there would refuse it
             self._settle(entry, _LATE)
             return
         result = await self._script(

@@ -1,8 +1,8 @@
-"""Who is in the cluster, as a watcher sees it: the list is read again and again, lapses are judged on its own clock.
+"""Members of the cluster, as a watcher sees them: it polls the list, and judges lapses on its own clock.
 
-A missing key is no lapse by itself, and neither is an outage of Redis: a member is gone when it said so, when another
-incarnation took its place, or when no path brought a new beat of it for one lease time. What cannot be read, of another
-version or not ours at all, is nobody.
+A missing key is no lapse by itself, and neither is an outage of Redis: a member is gone when it deregistered, when
+another incarnation took its place, or when no path brought a new beat of it for one lease time. An unreadable record,
+of another version or foreign, is no member.
 """
 
 from __future__ import annotations
@@ -35,17 +35,16 @@ __all__ = [
 _log = logging.getLogger(__name__)
 _FORGET_S = 60.0
 _FRESH_S = 2 * BEAT_S
-"""Whoever was heard of so lately lives: somebody else under the same id has to beat before that is believed."""
+"""A member seen so lately is alive: another one under the same id has to beat before it is believed."""
 _MAX_ENDED = 4096
 _HAS_LEFT = 1 << 62
-"""In place of the last beat of one who said goodbye."""
+"""In place of the last beat of a member that deregistered."""
 _BATCH = 256
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseRow:
-    """A lease as Redis has it. `record` is undecoded JSON. `incarnation` 0: its holder left, and `record` says who
-    that was."""
+    """A lease as Redis has it. `record` is undecoded JSON. `incarnation` 0: its holder left, and `record` names it."""
 
     incarnation: int
     beat: int
@@ -63,9 +62,9 @@ class _Entry:
 class LeaseBook:
     """The judgement alone, without any I/O: rows and times in, living members out.
 
-    A row may come from an old dump of Redis and tell of somebody who is long gone. So a row that contradicts what is
-    known (the member was just heard of in another incarnation, or this one has ended) counts once its beat moves on
-    while it stands there: two dumps of different age are no sign of life.
+    A row may come from an old dump of Redis and describe a member that is long gone. So a row that contradicts what is
+    known (the member was just seen in another incarnation, or this one has ended) counts once its beat moves on while
+    it stands there: two dumps of different age are no sign of life.
     """
 
     def __init__(self, lease_s: float = LEASE_S) -> None:
@@ -79,16 +78,16 @@ class LeaseBook:
 
     @property
     def records(self) -> dict[WorkerId, WorkerRecord]:
-        """Everybody who lives."""
+        """All live members."""
         return {member: entry.record for member, entry in self._entries.items()}
 
     @property
     def is_out(self) -> bool:
-        """Whether the last thing heard of Redis was an outage."""
+        """True if the last result from Redis was an outage."""
         return self._is_out
 
     def outage(self) -> None:
-        """Redis did not answer: nobody can be judged until it is back and had time to hear from everybody."""
+        """Redis did not answer: no member can be judged until it is back and all had time to beat."""
         self._is_out = True
 
     def note_beat(self, member: WorkerId, incarnation: Incarnation, now_s: float) -> None:
@@ -141,7 +140,7 @@ class LeaseBook:
 
     @staticmethod
     def _amend(entry: _Entry, row: LeaseRow) -> bool:
-        """It says something else of itself; what cannot be read changes nothing."""
+        """Take in a changed record of the same incarnation; an unreadable one changes nothing."""
         entry.raw = row.record
         try:
             record = _record(entry.record.worker, row)
@@ -178,7 +177,7 @@ class LeaseBook:
 
 
 class RegistryWatcher:
-    """Reads the list every `relist_s` seconds and at wake-ups, and tells one listener about changes."""
+    """Reads the list every `relist_s` seconds and at wake-ups, and notifies one listener of changes."""
 
     def __init__(self, redis: Redis, keys: Keys, *, clock: Clock | None = None, lease_s: float = LEASE_S) -> None:
         self._redis: Any = redis  # its stubs mix plain and awaitable results
@@ -192,16 +191,16 @@ class RegistryWatcher:
 
     @property
     def records(self) -> Mapping[WorkerId, WorkerRecord]:
-        """Everybody who lives, as of the last listing; kept through outages."""
+        """All live members, as of the last listing; kept through outages."""
         return self._book.records
 
     @property
     def is_stale(self) -> bool:
-        """Whether the list could not be read for a lease time (or never): it is the last known one."""
+        """True if the list could not be read for a lease time (or never): it is the last known one."""
         return self._heard_s is None or self._clock.now_s() - self._heard_s > self._lease_s
 
     def note_beat(self, member: WorkerId, incarnation: Incarnation) -> None:
-        """Tell about a beat that arrived on another path; it counts like one in Redis."""
+        """Note a beat that arrived on another path; it counts like one in Redis."""
         self._book.note_beat(member, incarnation, self._clock.now_s())
 
     async def run(
@@ -265,7 +264,8 @@ class RegistryWatcher:
             _log.warning("unreadable leases", extra={"fields": {"members": sorted(new)[:10]}})
 
     async def _forget(self, rows: Mapping[WorkerId, LeaseRow | None]) -> None:
-        """Drop ids from the set whose key is missing for a minute; should one return, its next beat adds it again."""
+        """Drop ids from the set when their key is missing for a minute; should one return, its next beat adds it
+        again."""
         now_s = self._clock.now_s()
         missing = [member for member, row in rows.items() if row is None]
         self._missing = {member: self._missing.get(member, now_s) for member in missing}
@@ -279,7 +279,7 @@ class RegistryWatcher:
 
 
 def _record(member: WorkerId, row: LeaseRow) -> WorkerRecord:
-    """Raises ValueError for what cannot be read, or tells of somebody else."""
+    """Raises ValueError for an unreadable record, or another member's."""
     record = WorkerRecord.from_json(row.record)
     if (record.member, record.incarnation) != (member, row.incarnation):
         raise ValueError(f"a record of {record.member!r}, incarnation {record.incarnation}")
@@ -287,7 +287,7 @@ def _record(member: WorkerId, row: LeaseRow) -> WorkerRecord:
 
 
 def _id(raw: bytes) -> WorkerId | None:
-    """None if it is no id of anybody's: no lease can have such a key."""
+    """None if it is no valid id: no lease can have such a key."""
     name = raw.decode(errors="replace")
     return WorkerId(name) if is_name(name) else None
 

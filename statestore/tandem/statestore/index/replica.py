@@ -53,7 +53,7 @@ class ReplicaCounters:
 
 @dataclass(slots=True, eq=False)
 class _Follower:
-    """What is known of one incarnation of one worker. `bit` None = nothing read yet."""
+    """State of one incarnation of one worker. `bit` None = nothing read yet."""
 
     worker: WorkerId
     incarnation: Incarnation
@@ -110,7 +110,7 @@ class IndexReplica:
         return {f.worker: f.at for f in self._followers.values() if f.bit is not None}
 
     def set_workers(self, workers: Mapping[WorkerId, Incarnation]) -> None:
-        """Follow exactly these. Anybody else, and any other incarnation, is out of lookups when this returns."""
+        """Follow exactly these. All others, and any other incarnation, are out of lookups when this returns."""
         for follower in list(self._followers.values()):
             if workers.get(follower.worker) != follower.incarnation:
                 del self._followers[follower.worker]
@@ -318,7 +318,7 @@ def _entry(fields: Mapping[bytes, bytes]) -> _Entry | None:
 
 
 def _position(values: Sequence[bytes | None]) -> Position | None:
-    """What a heartbeat says was published last; None if that cannot be read."""
+    """Read the last published position out of a heartbeat; None if that cannot be read."""
     seq, count, digest = values
     if seq is None or count is None or digest is None:
         return None

@@ -1,8 +1,8 @@
-"""Speculation that routers share: each tells the others what it sent where, within a millisecond or two.
+"""Speculation that routers share: each publishes the prompts that it sent where, within a millisecond or two.
 
-A prompt that waits in a worker's queue says nothing to Redis before it is computed. Without a word from its router, the
-others would send the next prompts of the same burst elsewhere. Told over a Redis channel: what is lost there, or said
-to nobody, costs a computation. Who is alone says nothing but a probe a second.
+A prompt that waits in a worker's queue is not in Redis before it is computed. Without notice from its router, the
+others would send the next prompts of the same burst elsewhere. Sent over a Redis channel: a message that is lost there,
+or has no listener, costs a computation. A router that is alone sends nothing but a probe a second.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ MAX_UNTOLD: Final = 512
 MAX_TOLD_BLOCKS: Final = 512
 """Of one prompt: what comes behind them is found by the worker's own events."""
 _NEWS_A_MESSAGE: Final = 8
-"""So that who hears it reads 4,096 blocks at most between two turns of its loop."""
+"""So that a listener reads 4,096 blocks at most between two turns of its loop."""
 _MAX_ID_BYTES: Final = 255
 _LAZY_S: Final = 0.25
-"""What is over may be told so much later, together with something that is urgent."""
+"""Ends may be sent so much later, together with something that is urgent."""
 _PROBE_S: Final = 1.0
 _LISTEN_S: Final = 1.0
 _NOBODY: Final = Incarnation(0)
@@ -44,7 +44,7 @@ _NEWS: Final = struct.Struct("<BBBQH")
 
 
 class Kind(IntEnum):
-    """What is said of a prompt: sent to a worker, computed there, or not to be computed there any more."""
+    """News of a prompt: sent to a worker, computed there, or not to be computed there any more."""
 
     SENT = 0
     SETTLED = 1
@@ -63,11 +63,11 @@ class News:
 
 
 class SharedSpeculation(Speculation):
-    """A `Speculation` that also knows what other routers of the cluster sent, while `run` runs; bounded as one:
-    what it heard goes first. The end of what it told is told, also of what it has no room for itself any more.
+    """A `Speculation` that also knows what other routers of the cluster sent, while `run` runs; bounded as one: others'
+    prompts go first. The end of every prompt that it announced is sent, also of those that it has no room for any more.
 
-    `router` is this router's incarnation: what it said itself comes back to it, and is left out. `told` and `heard`
-    count prompts that were sent.
+    `router` is this router's incarnation: its own messages come back to it, and are left out. `told` and `heard` count
+    prompts that were sent.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class SharedSpeculation(Speculation):
         self._redis: Any = redis  # its stubs mix plain and awaitable results
         self._channel, self._router, self._clock = keys.sent_channel, router, clock
         self._untold: deque[News] = deque(maxlen=MAX_UNTOLD)
-        self._open: OrderedDict[tuple[str, WorkerId], float] = OrderedDict()  # told, not over; until when it matters
+        self._open: OrderedDict[tuple[str, WorkerId], float] = OrderedDict()  # sent, not over; until when it matters
         self._is_urgent = asyncio.Event()
         self._is_alone = True
         self._probed_s = float("-inf")
@@ -85,11 +85,11 @@ class SharedSpeculation(Speculation):
 
     @property
     def is_alone(self) -> bool:
-        """Whether nobody else listened when this router last told something."""
+        """True if no other router listened when this one last published."""
         return self._is_alone
 
     def expect(self, request: str, worker: WorkerId, incarnation: Incarnation, hashes: Sequence[BlockHash]) -> None:
-        """As `Speculation`; the others hear of it."""
+        """As `Speculation`; also published to the others."""
         super().expect(request, worker, incarnation, hashes)
         if hashes and not self._may_be_silent():
             self._note(News(Kind.SENT, request, worker, incarnation, hashes[:MAX_TOLD_BLOCKS]))
@@ -98,21 +98,21 @@ class SharedSpeculation(Speculation):
             self._is_urgent.set()
 
     def settle(self, request: str, worker: WorkerId) -> bool:
-        """As `Speculation`; the others hear of it."""
+        """As `Speculation`; also published to the others."""
         return self._over(Kind.SETTLED, request, worker, super().settle(request, worker))
 
     def withdraw(self, request: str, worker: WorkerId) -> bool:
-        """As `Speculation`; the others hear of it."""
+        """As `Speculation`; also published to the others."""
         return self._over(Kind.WITHDRAWN, request, worker, super().withdraw(request, worker))
 
     async def run(self) -> None:
-        """Tell and listen until cancelled; survives outages."""
+        """Publish and listen until cancelled; survives outages."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._listen())
             await self._tell()
 
     def hear(self, message: bytes) -> None:
-        """Take in what some router told; ValueError if it is no such message."""
+        """Take in a router's message; ValueError if it is no such message."""
         router, every = unpack(message)
         if router == self._router:
             return
@@ -164,7 +164,7 @@ class SharedSpeculation(Speculation):
             else:
                 backoff.reset()
                 for news in batch if self._is_alone else ():
-                    self._open.pop((news.request, news.worker), None)  # nobody has heard it
+                    self._open.pop((news.request, news.worker), None)  # no router received it
 
     async def _wait_for_news(self) -> None:
         try:
@@ -210,7 +210,7 @@ def pack(router: Incarnation, every: Sequence[News]) -> bytes:
 
 
 def unpack(message: bytes) -> tuple[Incarnation, list[News]]:
-    """Who told, and what; ValueError if it is no such message."""
+    """Return the sender, and its news; ValueError if it is no such message."""
     if len(message) < _HEAD.size:
         raise ValueError("too short")
     (router,) = _HEAD.unpack_from(message)

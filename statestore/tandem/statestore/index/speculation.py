@@ -1,12 +1,12 @@
 """Blocks that a worker is about to hold: those of prompts that a router just sent there. Advice, like the index.
 
-Requests with one prefix often come together, before any worker could publish it. Each would be planned as if nobody
-held it, and spread over all workers. So what was sent counts as held for a short life:
+Requests with one prefix often come together, before any worker could publish it. Each would be planned as if no worker
+held it, and spread over all workers. So a sent prompt counts as held for a short life:
 
     expect ─▶ pending ─ settle: the prompt is computed ─▶ settled, until its events must have come ─▶ gone
                  └─ withdraw: failed, cancelled, worker lost; or pending for too long ─────────────▶ gone
 
-The real event needs no hand-over: whoever asks takes the larger of both depths. No I/O, no tasks, one thread.
+The real event needs no hand-over: the reader takes the larger of both depths. No I/O, no tasks, one thread.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tandem.core.ids import Incarnation, WorkerId
 MAX_BLOCKS: Final = 131_072
 """Blocks expected at once, over all requests: about 15 MB."""
 PENDING_S: Final = 30.0
-"""A prompt that waits or is computed for longer than this says nothing any more."""
+"""A prompt that waits or is computed for longer than this no longer counts."""
 SETTLED_S: Final = 1.0
 """From the first token until the events of its prompt must have come (they take milliseconds)."""
 
@@ -50,7 +50,7 @@ class _Prompts:
 
 class Speculation:
     """Bounded by `max_blocks` (those of requests that share a prefix count each time); past it the oldest go first.
-    What was only heard of (`_heard`) goes before anything of one's own (`_own`), and never instead of it.
+    Prompts of other routers (`_heard`) go before any of this one's (`_own`), and never take their place.
 
     Of one worker in one incarnation, every block is there with all blocks before it, because whole prompts come and go.
     """

@@ -22,7 +22,7 @@ from tandem.statestore.when_full import HASH_FIRST
 _log = logging.getLogger(__name__)
 POLL_S: Final = 5.0
 KEPT_REVOKED: Final = 1000
-"""So many of the last that were revoked are remembered, for whoever revokes them again."""
+"""So many of the last revoked keys are remembered, in case they are revoked again."""
 
 CONFIRM_S: Final = 2.0
 _ADD: Final = f"{HASH_FIRST}return redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])"
@@ -118,7 +118,7 @@ class ApiKeyStore:
 
 
 async def _confirm(one: Any, key_id: str) -> None:
-    """Wait until what was written is on disk, and at a replica; a line of the log says if that cannot be known."""
+    """Wait until what was written is on disk, and at a replica; log if that cannot be known."""
     milliseconds = int(CONFIRM_S * 1000)
     try:
         replicas = int((await one.info("replication")).get("connected_slaves", 0))

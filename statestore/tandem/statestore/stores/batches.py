@@ -1,4 +1,4 @@
-"""Batches in the durable store: whoever changes one names the version that it read, and its owner proves its lease.
+"""Batches in the durable store: the writer of a change names the version that it read, and its owner proves its lease.
 
 The end of a batch and the files that it leaves are written in one step.
 """
@@ -85,17 +85,17 @@ return 1
 
 
 class Saved(Enum):
-    """What became of a change."""
+    """Result of a change."""
 
     CHANGED = 0
-    """Not written: somebody changed it before; read it again."""
+    """Not written: another writer changed it before; read it again."""
     DONE = 1
     LOST = 2
-    """Not written: the lease is somebody else's now."""
+    """Not written: the lease has another owner now."""
 
 
 class Opened(Enum):
-    """What became of a new batch."""
+    """Result of opening a new batch."""
 
     DONE = 1
     TOO_MANY = 2
@@ -178,7 +178,7 @@ class BatchStore:
         return await self._shelf.load(batch)
 
     async def is_known(self, batch: str) -> bool:
-        """Whether there is a batch of that id, even one that cannot be read."""
+        """True if there is a batch of that id, even one that cannot be read."""
         return await self._shelf.is_known(batch)
 
     async def list(self, tenant: str, *, after: str | None, limit: int) -> tuple[Sequence[BatchRecord], bool]:

@@ -1,4 +1,4 @@
-"""What tenants may still spend, in the volatile store: one hash a tenant, changed by one script, for all routers alike.
+"""Remaining budgets of tenants, in the volatile store: one hash a tenant, changed by one script, for all routers alike.
 
 A budget is a bucket that fills at its rate, up to BURST_S seconds' worth of it. A request goes when there is at least
 one request and one token, whatever it takes: a long one leaves a debt, so that the rate holds over time for any size.
@@ -50,7 +50,8 @@ return math.ceil(1000 * wait)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Charge:
-    """What is taken; negative = given back. What is not `is_asked` has happened, and is taken whatever is left."""
+    """An amount taken from a budget; negative = given back. If not `is_asked` it is spent already, and is taken
+    whatever is left."""
 
     requests: int
     tokens: int
@@ -65,7 +66,8 @@ class BudgetStore:
         self._spend: Any = redis.register_script(_SPEND)
 
     async def spend(self, tenant: str, budget: BudgetSection, charge: Charge) -> float:
-        """Take `charge`, or say after how many seconds there is enough. UnavailableError when Redis does not answer."""
+        """Take `charge`, or return after how many seconds there is enough. UnavailableError when Redis does not
+        answer."""
         rates = [budget.requests_per_minute / 60, budget.tokens_per_minute / 60]
         args = [*rates, charge.requests, charge.tokens, int(charge.is_asked), BURST_S]
         try:

@@ -1,4 +1,4 @@
-"""The desired state of the cluster in the durable store: one version wins, everybody else reads and tries again."""
+"""The desired state of the cluster in the durable store: one version wins, all other writers read and try again."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ return 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """What stands there at one moment. `state` None: nothing, or, as `trouble` says, nothing that can be read.
+    """The stored state at one moment. `state` None: nothing, or nothing readable, for the reason in `trouble`.
 
-    `configured`: what was configured when it was begun, whatever it was changed to since; None = nobody noted that.
+    `configured`: the configuration at the time when it was begun, whatever it was changed to since; None = not noted.
     """
 
     version: int
@@ -82,7 +82,7 @@ class DesiredStateStore:
         return None if text is None else from_json(text)
 
     async def dated(self) -> tuple[DesiredState | None, float]:
-        """As `load`, and how many seconds ago it was written, by the server's clock; 0 where nobody noted that."""
+        """As `load`, and its age in seconds, by the server's clock; 0 where none was noted."""
         try:
             async with self._redis.pipeline(transaction=False) as pipeline:
                 pipeline.hmget(self._keys.desired, "state", "saved_s")
@@ -110,7 +110,7 @@ class DesiredStateStore:
         return Recorded(version=int(version or 0), state=state, trouble=trouble, configured=_readable(noted)[0])
 
     async def save(self, state: DesiredState, expected_version: int, *, configured: DesiredState | None = None) -> bool:
-        """Write `state` if version `expected_version` stands there (0 = none yet); False = somebody was faster.
+        """Write `state` if version `expected_version` stands there (0 = none yet); False = another writer was faster.
 
         `state.version` must be `expected_version + 1`; it is validated first, and members are named where it names
         none. `configured`: what is configured, noted beside it in the same step; None = what was noted stays. Raises

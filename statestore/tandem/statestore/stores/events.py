@@ -1,4 +1,4 @@
-"""What the cluster did and why, in the durable store: a short stream that everybody may read from any point on."""
+"""Actions of the cluster and their reasons, in the durable store: a short stream, readable from any point on."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ClusterEventStore:
     async def after(self, place: str, count: int) -> list[tuple[str, ClusterEvent]]:
         """Up to `count` that came after `place` (BEGINNING = all), oldest first; InvalidRequestError if it is none.
 
-        Nothing only if nothing more came: pages that nobody here can read are passed over.
+        Empty only if nothing more came: unreadable pages are passed over.
         """
         if _PLACE.fullmatch(place) is None:
             raise InvalidRequestError(
@@ -72,7 +72,7 @@ class ClusterEventStore:
 
 
 def _decoded(rows: Any) -> list[tuple[str, ClusterEvent]]:
-    """Without those of a release that told of other kinds."""
+    """Without those of a release that had other kinds."""
     found: list[tuple[str, ClusterEvent]] = []
     for place, fields in rows:
         try:

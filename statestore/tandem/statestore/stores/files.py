@@ -1,6 +1,6 @@
-"""What is known of uploaded files, in the durable store. Their bytes lie in a directory, which is not this module's.
+"""Records of uploaded files, in the durable store. Their bytes lie in a directory, which is not this module's.
 
-A file is written down before its first byte is, unlisted and due for removal in a day, and listed once it is whole:
+A file is recorded before its first byte is written, unlisted and due for removal in a day, and listed once it is whole:
 what a crash leaves behind is found again by its record.
 """
 
@@ -62,19 +62,19 @@ class FileStore:
             raise no_answer(error) from error
 
     async def begin(self, record: FileRecord, most_bytes: int | None = None) -> bool:
-        """Write down a file whose bytes are still to come, at most `record.size_bytes`. False, and nothing written:
-        with them its tenant would keep more than `most_bytes`; None = whatever it keeps."""
+        """Record a file before its bytes come, at most `record.size_bytes`. False, and nothing written: with them its
+        tenant would keep more than `most_bytes`; None = whatever it keeps."""
         due = record.created_s + UPLOAD_S
         record = replace(record, is_uploaded=False)
         return await self._write(record, due, is_listed=False, most_bytes=most_bytes)
 
     async def finish(self, record: FileRecord) -> None:
-        """Write down a file whose bytes are there."""
+        """Record that a file's bytes are complete."""
         due = _FOR_EVER if record.expires_s is None else record.expires_s
         await self._write(replace(record, is_uploaded=True), due, is_listed=True, most_bytes=None)
 
     async def kept_bytes(self, tenant: str) -> int:
-        """What the files and the inputs of the open batches of a tenant count as."""
+        """Bytes that the files and the inputs of the open batches of a tenant count as."""
         try:
             return int(await self._redis.hget(self._keys.charged, tenant) or 0)
         except OUTAGE as error:
@@ -110,7 +110,7 @@ class FileStore:
         return await self._shelf.due_by(now_s, skip=skip)
 
     async def forget(self, file: str) -> None:
-        """Forget a file whose bytes are gone."""
+        """Forget a file after its bytes are gone."""
         await self._shelf.forget(file)
 
     async def _write(self, record: FileRecord, due: float | str, *, is_listed: bool, most_bytes: int | None) -> bool:

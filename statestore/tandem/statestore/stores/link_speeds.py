@@ -28,7 +28,7 @@ POLL_S: Final = 3.0
 MAX_BYTES_PER_S: Final = 1e14
 """A hundred times what the fastest links and memories move."""
 MAX_LATENCY_S: Final = 60.0
-"""Nobody waits so long for the answer of a measurement."""
+"""Longer than any wait for the answer of a measurement."""
 MAX_AHEAD_S: Final = 60.0
 """A row of a moment further ahead would stay young for as long; the server's clock is corrected by less."""
 
@@ -115,7 +115,7 @@ def _to_json(row: LinkSpeed) -> str:
 
 
 def _from_value(value: bytes, now_s: float) -> LinkSpeed | None:
-    """None if it cannot be read, or says what no measurement can."""
+    """None if it cannot be read, or holds values that no measurement gives."""
     try:
         micros, text = value.decode().split(" ", 1)
         from_host, to_host, transport, peer, bytes_per_s, latency_s, failure = json.loads(text)
@@ -141,5 +141,5 @@ def _from_value(value: bytes, now_s: float) -> LinkSpeed | None:
 
 
 def _is_within(value: object, least: float, most: float) -> bool:
-    """Whether it is a number, and one of those; NaN is none."""
+    """True if it is a number, and one of those; NaN is none."""
     return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most

@@ -1,4 +1,4 @@
-"""One owner among all routers: a key that expires, renewed by whoever holds it and taken by nobody else meanwhile."""
+"""One owner among all routers: a key that expires, renewed by its holder and taken by no other meanwhile."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class OwnerLease:
         self._release: Any = redis.register_script(_RELEASE)
 
     async def hold(self, incarnation: Incarnation) -> bool:
-        """Take it if it is free, or renew it; False = somebody else holds it."""
+        """Take it if it is free, or renew it; False = another router holds it."""
         try:
             return bool(await self._hold(keys=[self.key], args=[incarnation, int(self.lease_s * 1000)]))
         except OUTAGE as error:
             raise no_answer(error) from error
 
     async def release(self, incarnation: Incarnation) -> bool:
-        """Give it up, so that somebody else can take it at once; False = it was lost before."""
+        """Give it up, so that another router can take it at once; False = it was lost before."""
         try:
             return bool(await self._release(keys=[self.key], args=[incarnation]))
         except OUTAGE as error:

@@ -1,7 +1,7 @@
-"""What the planner hears and says, in Redis: what every router saw of the last minutes, and the planner's last word.
+"""Input and output of the planner, in Redis: every router's view of the last minutes, and the planner's last decision.
 
-Both are soon old: rows carry the moment of the server's clock at which they were written, so that nobody needs a common
-clock, and expire. Losing them costs the planner a few seconds.
+Both are soon old: rows carry the moment of the server's clock at which they were written, so that no common clock is
+needed, and expire. Losing them costs the planner a few seconds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tandem.statestore.keys import Keys
 
 _log = logging.getLogger(__name__)
 STALE_S: Final = 20.0
-"""A router that said nothing for so long is none any more."""
+"""A router without a report for so long is none any more."""
 EXPIRE_S: Final = 3600
 MAX_ROUTERS: Final = 512
 """Processes of all routers together; what further ones see is not written."""
@@ -52,7 +52,7 @@ class PlanningStore:
         self._forget: Any = redis.register_script(_FORGET)
 
     async def tell(self, router: RouterId, demand: Demand) -> bool:
-        """This is what the router saw, in place of what it said before; False = too many routers do."""
+        """Store the router's report, in place of the one before; False = too many routers report."""
         try:
             args = [router, MAX_ROUTERS, EXPIRE_S, demand.to_json()]
             return bool(await self._write(keys=[self._demand], args=args))
@@ -60,7 +60,7 @@ class PlanningStore:
             raise no_answer(error) from error
 
     async def heard(self) -> list[Heard]:
-        """What every router said within STALE_S, by name; what is older is forgotten, what cannot be read left out."""
+        """Return every router's report within STALE_S, by name; older ones are forgotten, unreadable ones left out."""
         try:
             async with self._redis.pipeline(transaction=False) as pipeline:
                 pipeline.hgetall(self._demand)
@@ -82,7 +82,7 @@ class PlanningStore:
             raise no_answer(error) from error
 
     async def word(self) -> dict[str, Any] | None:
-        """What the planner said last; None = nothing that still holds, or nothing that can be read."""
+        """Return the planner's last decision; None = nothing that still holds, or nothing that can be read."""
         try:
             text = await self._redis.get(self._word)
         except OUTAGE as error:

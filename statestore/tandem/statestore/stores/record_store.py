@@ -1,7 +1,7 @@
-"""Where the durable store keeps one kind of what clients leave: texts by id, ids by tenant and by when they are due.
+"""Records of one kind that clients leave in the durable store: texts by id, ids by tenant and by when they are due.
 
-What a text says, and what is behind it, is the business of files and batches. One that cannot be read, of another
-version or not ours at all, is logged and left out: it must not keep anybody from the others.
+The content of a text, and what is behind it, is the business of files and batches. An unreadable one, of another
+version or foreign, is logged and left out: it must not block access to the others.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ R = TypeVar("R", BatchRecord, FileRecord)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shelf(Generic[R]):
     """`records`: key of the hash, id → text; `due`: of the set, id → second in which it may be forgotten; `listing`: of
-    a tenant's set, id → second of creation; `parse`: what a text says, ValueError if it cannot be read; `charges`,
-    `charged`: what it counts as, see `usage`.
+    a tenant's set, id → second of creation; `parse`: decodes a text, ValueError if it cannot be read; `charges`,
+    `charged`: the bytes that it counts as, see `usage`.
 
     Calls raise UnavailableError when Redis does not answer.
     """
@@ -46,10 +46,10 @@ class Shelf(Generic[R]):
     charges: str
     charged: str
     _told: set[str] = field(default_factory=set)
-    """Ids whose text was found unreadable."""
+    """Ids with a text that was found unreadable."""
 
     def read(self, one: str, text: bytes | None) -> R | None:
-        """What stands there under that id; None if nothing does, or it cannot be read."""
+        """Decode the text stored under that id; None if there is none, or it cannot be read."""
         if text is None:
             return None
         try:
@@ -71,7 +71,7 @@ class Shelf(Generic[R]):
         return self.read(one, text)
 
     async def is_known(self, one: str) -> bool:
-        """Whether something stands there under that id, readable or not."""
+        """True if a text is stored under that id, readable or not."""
         try:
             return bool(await self.redis.hexists(self.records, one))
         except OUTAGE as error:
@@ -99,7 +99,7 @@ class Shelf(Generic[R]):
     async def forget(self, one: str) -> None:
         """Forget the id, and that it was due, in one step; an id that is not there is nothing to forget.
 
-        One whose text cannot be read stays in its tenant's list, where an id without a text is passed over.
+        One with an unreadable text stays in its tenant's list, where an id without a text is passed over.
         """
         record = await self.load(one)
         names = [self.records, self.due, self.charges, self.charged]

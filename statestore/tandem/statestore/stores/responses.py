@@ -4,7 +4,7 @@ A response knows all that came before it (`chain`, oldest first), so that a conv
 however long it is. Reading it for its next turn renews the expiry of every turn: what is in use stays whole.
 
 A sorted set a tenant has the size of each by when it expires, and a counter their sum: what expired is taken off before
-the sum is looked at. Both expire with the last response, so nobody has to sweep them.
+the sum is looked at. Both expire with the last response, so they need no sweep.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tandem.statestore.keys import Keys
 
 _FIELDS: Final = ("tenant", "body", "items", "turn", "chain")
 OVERHEAD_BYTES: Final = 1024
-"""What a response takes in Redis beside its texts, about."""
+"""Approximate bytes that a response takes in Redis beside its texts."""
 _SWEPT: Final = 1000
 
 # Of every script KEYS[1] and KEYS[2] are a tenant's sorted set ("id:bytes" by ms) and counter. Redis refuses a script
@@ -107,7 +107,7 @@ class StoredResponse:
 
     @property
     def size_bytes(self) -> int:
-        """What it counts as."""
+        """Bytes that it counts as."""
         tenant = len(self.tenant) + len(json.dumps(self.chain))
         return OVERHEAD_BYTES + tenant + len(self.body) + len(self.items) + len(self.turn)
 
@@ -135,7 +135,7 @@ class ResponseStore:
             raise no_answer(error) from error
 
     async def kept_bytes(self, tenant: str) -> int:
-        """What the stored responses of a tenant count as."""
+        """Bytes that the stored responses of a tenant count as."""
         try:
             return int(await self._kept(keys=self._books(tenant), args=[]))
         except OUTAGE as error:
@@ -155,7 +155,8 @@ class ResponseStore:
         )
 
     async def turns(self, tenant: str, responses: Sequence[str]) -> list[bytes | None]:
-        """What each of these responses of a tenant said, None for those that are gone; renews the expiry of all."""
+        """Return the content of each of these responses of a tenant, None for those that are gone; renews the expiry of
+        all."""
         if not responses:
             return []
         keys = [self._keys.response(response) for response in responses]

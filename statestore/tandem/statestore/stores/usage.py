@@ -29,5 +29,5 @@ local function used(sums, tenant) return tonumber(redis.call('HGET', sums, tenan
 
 
 def charge_of(size_bytes: int) -> int:
-    """What a file of that size counts as."""
+    """Return the bytes that a file of that size counts as."""
     return max(LEAST_CHARGE_BYTES, size_bytes)
