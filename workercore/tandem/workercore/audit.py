@@ -1,7 +1,7 @@
 """A worker's own books for `clusterctl kv audit`, and the one repair that it allows. Runs on the step-loop thread.
 
-A hold is released only if no byte can move for it and nobody here knows what it is for: the rank looks for itself,
-whatever the router believes to have seen.
+A hold is released only if no byte can move for it and no part of this worker knows its purpose: the rank checks this
+itself, whatever the router saw.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def list_holds(ledgers: Sequence[BlockLedger], max_blocks: int = MAX_BLOCKS) -> 
 
 
 def repair(shell: Shell, role: RoleName, claims: Sequence[Claim], message: w.RepairRequest) -> w.AuditReport:
-    """Release what is provably fenced of the holds named; the report afterwards says what was, and why the rest not."""
+    """Release what is provably fenced of the holds named; the report afterwards names those released, and why the rest
+    were not."""
     released: list[w.AuditHold] = []
     refused: list[w.RepairRefusal] = []
     for hold in message.holds:

@@ -1,4 +1,4 @@
-"""Room for blocks that a peer is to push: what was cached, what was taken for the rest, and how a ticket says so."""
+"""Room for blocks that a peer is to push: cached blocks, new ones for the rest, and their form in a ticket."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tandem.kvtransfer.ticket import GroupBlocks
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What `holder` has, group by group."""
+    """Blocks that `holder` has, group by group."""
 
     holder: Holder
     reserved: tuple[Reserved, ...]

@@ -1,4 +1,4 @@
-"""What came in and cannot be handled now: in the middle of a step, or past the lease. In order, and bounded."""
+"""Bounded queue, in order, of input that cannot be handled now: in the middle of a step, or past the lease."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tandem.rpc.v1 import engine_pb2 as e
 
 _log = logging.getLogger(__name__)
 MAX_MESSAGES, MAX_BYTES = 10_000, 32 << 20
-"""Of what routers and peers say, and what the host asks and tells."""
+"""Of messages of routers and peers, and of the host's queries and news."""
 _COUNTED = ("router", "peer", "look", "link_speeds")
 
 
 class Deferred:
     """Belongs to the step loop.
 
-    Bounded is what others can send at any rate. In a step, the loop takes no more once it `is_full`: the rest waits in
-    the ring and at the host, which then ends the streams that say too much. Past the lease everything must be taken,
-    for the message that makes the rank another incarnation comes last: what is too much is then void, as all of it will
-    be with that message, and the rank no longer goes on as who it is. The rest is few: that a router or peer is gone is
-    kept once, transfers end once each, and none begins past the lease.
+    Messages that others can send at any rate are bounded. In a step, the loop takes no more once it `is_full`: the rest
+    waits in the ring and at the host, which then ends the streams that send too much. Past the lease everything must be
+    taken, for the message that makes the rank another incarnation comes last: the excess is then void, as all of it
+    will be with that message, and the rank cannot go on under its old incarnation. The rest is few: the loss of a
+    router or peer is kept once, transfers end once each, and none begins past the lease.
     """
 
     def __init__(self, max_messages: int = MAX_MESSAGES, max_bytes: int = MAX_BYTES) -> None:
@@ -33,7 +33,7 @@ class Deferred:
         self._messages = self._bytes = self._dropped = 0
         self._has_incarnation = False
         self._gone: dict[tuple[str, str], set[int]] = {}
-        """Incarnations of routers and peers that are gone, and have said nothing since."""
+        """Incarnations of routers and peers that are gone, without a message since."""
 
     def __len__(self) -> int:
         return len(self._items)
@@ -43,16 +43,16 @@ class Deferred:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more is to be taken that can wait elsewhere."""
+        """True if nothing more may be taken that can wait elsewhere."""
         return self._messages >= self._max_messages or self._bytes >= self._max_bytes
 
     def append(self, item: object) -> None:
-        """Keep it, unless it says nothing new, or the like of it is void."""
+        """Keep it, unless it repeats an earlier message, or its kind is void."""
         if isinstance(item, e.HostToRank):
             kind = item.WhichOneof("kind")
             if kind == "incarnation":
                 self._has_incarnation = True
-                self._dropped = 0  # what follows is said to that one
+                self._dropped = 0  # later messages are for that one
                 self._gone.clear()
             elif kind in _COUNTED:
                 if self._dropped:
@@ -69,7 +69,7 @@ class Deferred:
         self._items.append(item)
 
     def void(self) -> None:
-        """Past the lease: drop what routers and peers said, and what they say until there is another incarnation."""
+        """Past the lease: drop messages of routers and peers, and all later ones until there is another incarnation."""
         dropped = self._messages
         self._items = deque(item for item in self._items if not _is_counted(item))
         event(_log, "what was said is void", logging.WARNING, messages=dropped, bytes=self._bytes)
@@ -77,8 +77,8 @@ class Deferred:
         self._messages = self._bytes = 0
 
     def take(self) -> list[object]:
-        """Everything, to be handled. Raises WorkerLostError if something was dropped that this incarnation was told:
-        nobody would answer it."""
+        """Return everything, to be handled. Raises WorkerLostError if a message to this incarnation was dropped: it
+        would stay unanswered."""
         if self._dropped:
             what = f"{self._dropped} messages that came without a lease were dropped"
             raise WorkerLostError(what, why="the lease came back all the same", todo="it is started again")
@@ -87,8 +87,8 @@ class Deferred:
         return items
 
     def take_void(self) -> list[object]:
-        """Everything up to the last message that makes this another incarnation, with it, but for what routers and
-        peers said to the one before and for what its last step computed; nothing if there is no such message."""
+        """Return everything up to and with the last message that makes this another incarnation, without messages of
+        routers and peers to the one before and results of its last step; nothing if there is no such message."""
         if not self._has_incarnation:
             return []
         items = list(self._items)
@@ -110,7 +110,7 @@ def _is_counted(item: object) -> bool:
 
 
 def _who(item: e.HostToRank) -> tuple[str, str]:
-    """The router, or the peer, that says something or is gone."""
+    """The router, or the peer, that sent this or is gone."""
     return (item.router.router or item.router_gone.router, item.peer.worker or item.peer_gone.worker)
 
 

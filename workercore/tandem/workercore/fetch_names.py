@@ -1,9 +1,9 @@
-"""What fetches are called on the wire, in ledgers and in books: the request that they are for, marked as a fetch.
+"""Names of fetches on the wire, in ledgers and in books: their request, marked as a fetch.
 
 fetch~chatcmpl-7#1/48213        the hold, at both ends, of transfer 48213 for attempt 1 of chatcmpl-7
 
-A request may be fetched for and handed over between the same two workers at the same time: the mark tells which of the
-two a message is about, also when what it is about has ended.
+A request may be fetched for and handed over between the same two workers at the same time: the mark shows which of the
+two a message is about, also after that has ended.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def is_fetch(request: str) -> bool:
 
 
 def fetch_holder(kind: HoldKind, name: RequestId, attempt: Attempt, transfer: TransferId) -> Holder:
-    """Who has a fetch's blocks: RESERVED at the requester, PUSHING at the holder."""
+    """Return the holder of a fetch's blocks: RESERVED at the requester, PUSHING at the holder."""
     return Holder(kind, f"{request_key(name, attempt)}/{transfer}")
 
 

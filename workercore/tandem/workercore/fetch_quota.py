@@ -9,9 +9,9 @@ SHARE = 4
 
 
 def is_over(held: Sequence[int], needs: Sequence[int], pools: Sequence[int]) -> bool:
-    """Whether a peer whose reservations have `held[i]` blocks of KV group i would get too much with `needs[i]` more.
+    """True if a peer with `held[i]` reserved blocks of KV group i would get too much with `needs[i]` more.
 
-    `pools[i]` is the group's size in blocks. Who holds nothing is never over: one request fits every share.
+    `pools[i]` is the group's size in blocks. A peer that holds nothing is never over: one request fits every share.
     """
     if not any(held):
         return False

@@ -37,7 +37,7 @@ class FetchRoom:
 
 
 def unneeded_blocks(engine: Engine, count: int, *, is_whole: bool) -> list[int]:
-    """Of each KV group, leading ones of `count` blocks that whoever goes on behind them has no need of: they lie behind
+    """Of each KV group, the number of leading ones of `count` blocks that a continuation does not need: they lie behind
     its window. None `is_whole`."""
     specs = engine.layout.groups
     return [0 if is_whole else spec.first_needed(count * spec.block_tokens) for spec in specs]

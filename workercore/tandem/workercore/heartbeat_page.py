@@ -12,7 +12,7 @@ import mmap
 import os
 
 _TICK, _STEPS, _STEP, _LEASE, _INCARNATION, _STACKS = 0, 1, 2, 8, 9, 10
-"""Which word; what the host writes is in a cache line of its own."""
+"""Indexes of words; those that the host writes are in a cache line of their own."""
 PAGE_BYTES = 4096
 
 
@@ -44,7 +44,7 @@ class Pulse:
 
     def grant(self, until_s: float, incarnation: int = 0) -> None:
         """The host holds the lease until then, as this incarnation."""
-        self._numbers[_INCARNATION] = incarnation  # first: nobody takes the new lease for the old one's
+        self._numbers[_INCARNATION] = incarnation  # first: the new lease is never taken for the old one's
         self._seconds[_LEASE] = until_s
 
     def ask_stacks(self) -> None:
@@ -52,7 +52,7 @@ class Pulse:
         self._numbers[_STACKS] += 1
 
     def has_lease(self, now_s: float, incarnation: int) -> bool:
-        """Whether the rank may push, publish and send now as `incarnation`; before the first grant it may.
+        """True if the rank may push, publish and send now as `incarnation`; before the first grant it may.
 
         A lease that the host got as another incarnation is not for what was begun before.
         """
@@ -75,7 +75,7 @@ class Pulse:
 
     @property
     def incarnation(self) -> int:
-        """Whose lease it is; 0 before the first."""
+        """The incarnation that has the lease; 0 before the first."""
         return self._numbers[_INCARNATION]
 
     @property

@@ -17,11 +17,11 @@ from tandem.workercore.heartbeat_page import Pulse
 _log = logging.getLogger(__name__)
 TICK_EVERY_S = 0.2
 STACKS_SIGNAL = signal.SIGUSR1
-"""Writes the stacks of a rank whose threads all wait for the one that hangs: it asks no Python code."""
+"""Writes the stacks of a rank with threads that all wait for one that hangs: it runs no Python code."""
 
 
 class Ticker:
-    """Ticks beside long steps. `count_batch` says in numbers what is being computed; None = nothing is yet."""
+    """Ticks beside long steps. `count_batch` gives numbers of the batch being computed; None = there is none yet."""
 
     def __init__(self, pulse: Pulse) -> None:
         self.count_batch: Callable[[], Mapping[str, int]] | None = None
@@ -47,7 +47,7 @@ class Ticker:
 
 
 def _stacks(besides: int) -> str:
-    """Where every thread is, but for one. Code alone: no values, for these may be somebody's prompt."""
+    """The position of every thread, but one. Code alone: no values, as these may be part of a prompt."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return "\n".join(
         f"thread {names.get(ident, ident)}:\n" + "".join(traceback.format_stack(frame)).rstrip()

@@ -1,4 +1,4 @@
-"""What wakes the step loop: messages from the host's ring and events posted by transport threads, on one poll."""
+"""Inbox of the step loop: messages from the host's ring and events posted by transport threads wake it, on one poll."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What two workers say to each other about the transfers they work on: `holding`, once a second, and its answer."""
+"""Messages between two workers about the transfers they work on: `holding`, once a second, and its answer."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ FORGOTTEN = "it no longer names this transfer among those it works on"
 
 
 class PeerLeases:
-    """The worker's leases, spoken over its control channels. Belongs to the step loop's thread.
+    """The worker's leases, exchanged over its control channels. Belongs to the step loop's thread.
 
-    There is one set of leases a worker, whoever owns the transfers: a peer takes one list of names for all of them.
+    There is one set of leases a worker, for all owners of transfers: a peer takes one list of names for all of them.
     """
 
     def __init__(self, shell: Shell) -> None:
@@ -27,7 +27,7 @@ class PeerLeases:
         self._leases.close(transfer)
 
     def heard(self, peer: WorkerId, message: w.Holding) -> None:
-        """Take in what the peer works on. Whoever names something to us, but has nothing left here, is told so."""
+        """Take in what the peer works on. A peer that names transfers, but has none left here, gets an empty answer."""
         if message.peer_incarnation != self._shell.incarnation:
             return
         incarnation = Incarnation(message.incarnation)
@@ -36,12 +36,13 @@ class PeerLeases:
             self._say(peer, incarnation, [])
 
     def say(self) -> None:
-        """Name what is open to every peer that has not heard it for a second."""
+        """Name what is open to every peer that has not been sent it for a second."""
         for (peer, incarnation), transfers in self._leases.say(self._shell.clock.now_s()).items():
             self._say(peer, incarnation, transfers)
 
     def overdue(self) -> list[TransferId]:
-        """What peers have forgotten, whoever owns it here: its owner fences it and gives its blocks back."""
+        """Return transfers that peers have forgotten, of any owner here: the owner fences them and gives their blocks
+        back."""
         return self._leases.overdue()
 
     def _say(self, peer: WorkerId, incarnation: Incarnation, transfers: list[TransferId]) -> None:

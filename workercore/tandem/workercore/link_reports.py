@@ -1,4 +1,4 @@
-"""What a rank says of its links: each new measurement at once, the links in use every few seconds."""
+"""A rank's reports of its links: each new measurement at once, the links in use every few seconds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LinkNews:
             self._looked_s = float("-inf")  # there is a new link to be shown
 
     def learn(self, message: e.LinkSpeeds) -> None:
-        """What others measured from this host."""
+        """Take in what others measured from this host."""
         if self._shell.speeds is not None:
             self._shell.speeds.learn(map(speed_from_wire, message.rows))
 

@@ -1,4 +1,4 @@
-"""What a worker tells its routers of its load: measured rates and the queue in short. Belongs to the step loop."""
+"""A worker's load as reported to its routers: measured rates and the queue in short. Belongs to the step loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tandem.workercore.role import Shell
 
 _STEPS = 101
 _FADE = 0.99
-"""What an older step counts for, compared with the one after it."""
+"""Weight of an older step, relative to the one after it."""
 
 
 class DecodePace:

@@ -1,4 +1,4 @@
-"""What a rank has to say: tokens gathered over one step into one message a router, everything else in order."""
+"""A rank's outgoing messages: tokens gathered over one step into one message a router, everything else in order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_REASON_CHARS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Unsent:
-    """An attempt about which something could not be said. `router`: to whom; None = to another worker."""
+    """An attempt with a message that could not be sent. `router`: its receiver; None = another worker."""
 
     router: RouterId | None
     request: RequestId
@@ -39,7 +39,7 @@ class Unsent:
 class Outbox:
     """Collects messages for the host; `send` takes one serialised RankToHost message and may block briefly.
 
-    A message that `send` refuses with MessageTooLargeError is dropped; whose request that costs, `take_unsent` tells.
+    A message that `send` refuses with MessageTooLargeError is dropped; `take_unsent` names the request that this costs.
     """
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
@@ -93,7 +93,7 @@ class Outbox:
             self._drop(message, error)
 
     def take_unsent(self) -> list[Unsent]:
-        """What could not be said since the last call: these attempts cannot go on."""
+        """Return the attempts with unsent messages since the last call: these cannot go on."""
         unsent, self._unsent = self._unsent, []
         return unsent
 
@@ -130,13 +130,13 @@ class Outbox:
 
 
 def _parts(tokens: w.StepTokens) -> list[w.StepTokens]:
-    """What a step said of each choice, and of each prompt, by itself."""
+    """The part of a step for each choice, and for each prompt, by itself."""
     prompts = [w.StepTokens(prompts=[prompt]) for prompt in tokens.prompts]
     return prompts + [w.StepTokens(chunks=[chunk]) for chunk in tokens.chunks]
 
 
 def _said(message: e.RankToHost) -> w.WorkerMessage | w.PeerMessage | None:
-    """What a router or a worker would have heard; None = it was for the host."""
+    """The message for a router or a worker; None = it was for the host."""
     if message.HasField("router"):
         return message.router.message
     return message.peer.message if message.HasField("peer") else None

@@ -35,7 +35,7 @@ from tandem.workercore.transfer_claims import Claim
 
 _log = logging.getLogger(__name__)
 ASSUMED_BYTES_PER_S = 100e6
-"""Of a link that nobody measured: a gigabit."""
+"""Of an unmeasured link: a gigabit."""
 PATIENCE = 4.0
 """How many times the expected wire time a fetch may take, beyond the floor."""
 FLOOR_S, CEILING_S = 2.0, 15.0
@@ -89,7 +89,7 @@ class Fetching:
         self._fetches: dict[TransferId, Fetch] = {}
 
     def begin(self, tracked: Tracked, message: w.Submit) -> bool:
-        """Ask for what others hold of the request's prefix; False if nobody named holds more than this worker.
+        """Ask for what others hold of the request's prefix; False if no named worker holds more than this one.
 
         Raises what the engine refuses the request with: for one that can never run nothing is fetched.
         """
@@ -121,14 +121,14 @@ class Fetching:
         return True
 
     def cancel(self, tracked: Tracked) -> None:
-        """Nobody wants the answer any more: the request is not run, its fetch ends at both ends."""
+        """The answer is no longer wanted: the request is not run, its fetch ends at both ends."""
         for fetch in self._of(lambda fetch: fetch.tracked is tracked):
             self._stop(fetch, "cancelled", "the request was cancelled")
 
     # ---- messages and events ---------------------------------------------------------------------------------------
 
     def offered(self, peer: WorkerId, offer: w.FetchOffer) -> None:
-        """The holder said what it has; anything but the answer to the try under way is late, repeated or foreign."""
+        """Take in the holder's offer; anything but the answer to the try under way is late, repeated or foreign."""
         fetch = self._fetches.get(TransferId(offer.fetch))
         is_known = fetch is not None and fetch.peer == peer and fetch.peer_incarnation == offer.holder_incarnation
         if fetch is None or not is_known or fetch.room is not None:
@@ -157,7 +157,7 @@ class Fetching:
             self._failed(fetch, "peer_gone", reason, is_peer_told=True)
 
     def transfer_event(self, outcome: object) -> bool:
-        """Whether this was the event of a fetch."""
+        """True if this was the event of a fetch."""
         if not isinstance(outcome, Verified | Failed):
             return False
         fetch = self._fetches.get(outcome.transfer)
@@ -223,7 +223,7 @@ class Fetching:
         hashes = chain(root, fetch.tokens[: blocks * self._block_tokens], self._block_tokens)
         is_whole = _is_whole(fetch.message)
         if engine.hit_blocks(hashes, is_whole=is_whole) == len(hashes):
-            self._done(fetch, root)  # somebody computed them meanwhile
+            self._done(fetch, root)  # computed here meanwhile
             return
         others = [other.room for other in self._fetches.values() if other.room is not None]
         fetch.room = reserve(engine, fetch.holder, hashes, others, is_whole=is_whole)
@@ -310,7 +310,7 @@ class Fetching:
             self._tell(fetch, w.PeerMessage(failed=failed))
 
     def _tell(self, fetch: Fetch, message: w.PeerMessage) -> None:
-        """Always over the channel that this worker dials: what it says about a fetch arrives in order."""
+        """Always over the channel that this worker dials: its messages about a fetch arrive in order."""
         address = fetch.source.worker.address
         self._shell.outbox.to_peer(fetch.peer, fetch.peer_incarnation, message, address=address)
 
@@ -332,7 +332,7 @@ class Fetching:
 
 
 def _known_tokens(tracked: Tracked) -> tuple[int, ...]:
-    """The tokens whose KV the request needs: its prompt and, where there is one choice, the output that is fixed."""
+    """Tokens with KV that the request needs: its prompt and, where there is one choice, the output that is fixed."""
     request = tracked.engine_request
     if request.sampling.n != 1 or not request.forced:
         return request.prompt
@@ -340,7 +340,7 @@ def _known_tokens(tracked: Tracked) -> tuple[int, ...]:
 
 
 def _is_whole(message: w.Submit) -> bool:
-    """What a prefill worker computes it hands over, so it needs also what lies behind a window."""
+    """True for a prefill worker: it hands over what it computes, so it needs also what lies behind a window."""
     return message.leg != w.LEG_FULL
 
 

@@ -26,14 +26,14 @@ class Exchange:
         self._fetching, self._supplying = Fetching(shell, run), Supplying(shell)
 
     def begin(self, tracked: Tracked, message: w.Submit) -> bool:
-        """Whether the request waits for blocks that others hold; see Fetching."""
+        """True if the request waits for blocks that others hold; see Fetching."""
         return self._fetching.begin(tracked, message)
 
     def cancel(self, tracked: Tracked) -> None:
         self._fetching.cancel(tracked)
 
     def peer_message(self, peer: WorkerId, message: w.PeerMessage) -> bool:
-        """Whether the message was about fetches or leases; the role gets all others."""
+        """True if the message was about fetches or leases; the role gets all others."""
         kind = message.WhichOneof("kind")
         if kind == "holding":
             self._leases.heard(peer, message.holding)

@@ -138,11 +138,11 @@ class Supplying:
         self._end(lambda s: s.peer == peer and incarnation in (0, s.peer_incarnation))
 
     def new_incarnation(self) -> None:
-        """What was offered was offered by somebody else."""
+        """End all offers: the incarnation before made them."""
         self._end(lambda supply: True)
 
     def transfer_event(self, outcome: object) -> bool:
-        """Whether this was the event of a supply: with it the source is no longer read."""
+        """True if this was the event of a supply: with it the source is no longer read."""
         if not isinstance(outcome, Sent | SendFailed | Quiesced):
             return False
         supply = self._supplies.get(outcome.transfer)
@@ -273,8 +273,8 @@ class Supplying:
             self._give_up(supply)
 
     def _give_up(self, supply: Supply, error: TandemError | None = None) -> None:
-        """Release what was offered; what is being pushed stays held until the sender is quiet. `error`: the requester
-        is told."""
+        """Release what was offered; what is being pushed stays held until the sender is quiet. `error`: sent to the
+        requester."""
         if error is not None:
             self._tell_failed(supply, error)
         if supply.stage is Stage.OFFERED:

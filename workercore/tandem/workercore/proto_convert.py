@@ -59,7 +59,7 @@ def sampling_from_wire(m: g.SamplingParams) -> SamplingParams:
 
 
 def each(message: w.RouterMessage) -> Iterable[w.RouterMessage]:
-    """What a router said at once, in order."""
+    """The messages that a router sent as one, in order."""
     return message.batch.messages if message.HasField("batch") else (message,)
 
 
@@ -132,7 +132,7 @@ def add_prompt_chunk(
 
 
 def ticket_to_wire(ticket: Ticket, profile: w.KvProfile) -> w.Ticket:
-    """`profile`: the receiver's, whose layout the ticket has."""
+    """`profile`: the receiver's, with the ticket's layout."""
     return w.Ticket(
         request=ticket.request,
         attempt=ticket.attempt,

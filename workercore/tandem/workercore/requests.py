@@ -29,7 +29,7 @@ class Tracked:
     phase_s: float = 0.0
     """For how long it was in its phase when its first token here was sampled; 0 = that is not yet."""
     ended_choices: set[int] = field(default_factory=set)
-    """Choices that nobody wants more of; see EndChoices."""
+    """Choices that are no longer wanted; see EndChoices."""
 
     @property
     def key(self) -> str:
@@ -37,7 +37,7 @@ class Tracked:
 
     @property
     def names(self) -> dict[str, Any]:
-        """What it is called in logs."""
+        """Its names in logs."""
         return {"request": self.key, **({"trace": self.trace} if self.trace else {})}
 
     @property

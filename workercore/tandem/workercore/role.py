@@ -1,4 +1,4 @@
-"""What a role of a worker must do, and the shell that it does it in. Everything here runs on the step-loop thread."""
+"""The `Role` interface of a worker, and the shell passed to it. Everything here runs on the step-loop thread."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ from tandem.workercore.transfer_interfaces import ReceivingEnd, SendingEnd
 
 @dataclass(slots=True, kw_only=True)
 class Shell:
-    """What rank 0 of a worker gives to its role. `counters` are cumulative in this incarnation.
+    """The context that rank 0 of a worker passes to its role. `counters` are cumulative in this incarnation.
 
-    `speeds`: what is known of links from this host; None = nobody measures. `work`: what its model costs to compute;
-    None = none is computed. `peaks`: gauges of what its accelerators promise, all ranks together, as far as said.
+    `speeds`: known speeds of links from this host; None = none are measured. `work`: the cost of computing its model;
+    None = none is computed. `peaks`: gauges of its accelerators' nominal peaks, all ranks together, as far as
+    configured.
     """
 
     worker: WorkerId
@@ -50,7 +51,7 @@ class Shell:
     peaks: Mapping[str, float] = field(default_factory=dict)
     counters: dict[str, float] = field(default_factory=dict)
     peers: BoundedLabel = field(default_factory=BoundedLabel)
-    """Whom counters name of those that it sends KV to."""
+    """Workers that it sends KV to, as counters name them."""
     last_step: tuple[float, float] = (0.0, 0.0)
 
     @property
@@ -58,7 +59,7 @@ class Shell:
         return self.profile.fingerprint
 
     def link_speed(self, worker: WorkerId) -> float | None:
-        """Measured bytes a second to another worker; None = nobody measured the link to it.
+        """Measured bytes a second to another worker; None = the link to it was not measured.
 
         Of rank 0's slowest link in use there; before there is one, of the fastest transport between the two hosts.
         """
@@ -94,7 +95,7 @@ class Shell:
         self.count(names.counter_key(names.KV_LINK_SECONDS, peer=to), took_s)
 
     def count_unsent(self, peer: WorkerId) -> None:
-        """A transfer to `peer`, whose ticket was here, failed."""
+        """A transfer to `peer` with a ticket here failed."""
         self._count_link(peer, "failed")
 
     def _count_link(self, peer: WorkerId, outcome: str) -> None:
@@ -106,7 +107,7 @@ class Shell:
         return self.requests.remove(tracked.key) is not None
 
     def fail(self, tracked: Tracked, error: TandemError) -> None:
-        """End a request with an error: tell its router, forget it here, return its engine blocks."""
+        """End a request with an error: report it to its router, forget it here, return its engine blocks."""
         self.engine.cancel(tracked.key)
         if self.end(tracked):
             self.outbox.failed(tracked, error)
@@ -122,13 +123,13 @@ class Role(Protocol):
         """A router sent a request or announced one; raises TandemError to refuse it."""
 
     def cancel(self, tracked: Tracked, reason: str) -> None:
-        """Nobody wants the answer any more, in whatever phase; all blocks go back as soon as nothing can write."""
+        """The answer is no longer wanted, in any phase; all blocks go back as soon as nothing can write."""
 
     def end_choices(self, tracked: Tracked, choices: Collection[int]) -> None:
-        """Nobody wants more of these choices, which `tracked.ended_choices` names from now on; the others go on."""
+        """These choices, which `tracked.ended_choices` names from now on, are no longer wanted; the others go on."""
 
     def peer_message(self, peer: WorkerId, message: w.PeerMessage, received_s: float) -> None:
-        """The worker at the other end of a transfer said something."""
+        """The worker at the other end of a transfer sent a message."""
 
     def peer_gone(self, peer: WorkerId, incarnation: Incarnation, reason: str) -> None:
         """That worker's control channel is broken: every transfer with this incarnation of it (0 = any) is over."""

@@ -30,10 +30,10 @@ IDLE_WAIT_S = 0.1
 BLOCKED_WAIT_S = 0.01
 """When requests wait for blocks that are held elsewhere; a message that frees some wakes the loop at once."""
 CHECK_AFTER_S = 1.0
-"""Of a pause, and all blocks are checked, once: 70 ms for 200,000 of them, and whoever comes then waits for it."""
+"""Of a pause; then all blocks are checked, once: 70 ms for 200,000 of them, for which a new request waits."""
 REPORT_EVERY_S = 0.1
 MAX_REQUEST_S = 3600.0
-"""Of a request whose router names no deadline."""
+"""Of a request without a deadline from its router."""
 TRACE_CHARS = 32
 """Of a trace's id, at most: it stands in logs."""
 MAX_EVENTS = 10_000
@@ -41,7 +41,7 @@ MAX_EVENTS = 10_000
 
 
 class StepLoop:
-    """Owns the engine, the role and the request table; `run` returns when the host says stop."""
+    """Owns the engine, the role and the request table; `run` returns when the host stops it."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class StepLoop:
         self._shell, self._role, self._inbox, self._pulse = shell, role, inbox, pulse
         self._create_role = create_role
         self._leaving: list[Role] = []
-        """Roles that it had, whose last transfers are not quiet yet."""
+        """Earlier roles with transfers that are not quiet yet."""
         self._exchange = Exchange(shell, self._run)
         self._deferred = Deferred()
         self._is_stopping = self._is_checked = False
@@ -73,7 +73,7 @@ class StepLoop:
     def turn(self, max_wait_s: float = IDLE_WAIT_S) -> None:
         """One turn: take what is there (waiting up to `max_wait_s` if there is nothing to do), one step, report.
 
-        Past its lease the rank computes, pushes, publishes and says nothing. What comes in waits for the lease's
+        Past its lease the rank computes, pushes, publishes and sends nothing. What comes in waits for the lease's
         return, or for the message that makes this another incarnation; the loss of a thread or a rank ends it at once.
         """
         if not self._has_lease():
@@ -265,13 +265,13 @@ class StepLoop:
             self._give_up(tracked, DeadlineError("the request took too long", why="its deadline passed"))
 
     def _fail_unsent(self) -> None:
-        """What no message can hold is never said, and whoever waits for it would wait for ever."""
+        """Fail requests with messages too large to send: their receivers would wait for ever."""
         for unsent in self._shell.outbox.take_unsent():
             self._shell.count("messages_too_large")
             tracked = self._shell.requests.get(unsent.key)
             if tracked is not None:
                 self._give_up(tracked, unsent.error)
-            elif unsent.router is not None:  # it was the last that the router would have heard
+            elif unsent.router is not None:  # it was the last message for that router
                 self._shell.outbox.refused(unsent.router, unsent.request, unsent.attempt, unsent.error)
 
     def _give_up(self, tracked: Tracked, error: TandemError) -> None:
@@ -305,7 +305,7 @@ class StepLoop:
 
     def _take_role(self, name: RoleName) -> None:
         """Engine, prefix cache and links stay as they are. The role before takes part until its transfers are quiet,
-        which they are, unless somebody sent what it may not."""
+        which they are, unless a peer sent what it may not."""
         if self._create_role is None:
             raise InternalError(f"this step loop cannot take the role {name.value}")
         if not self._role.is_idle():

@@ -1,4 +1,4 @@
-"""What a worker says that it works on, for audits."""
+"""The worker's claims of transfers that it works on, for audits."""
 
 from __future__ import annotations
 

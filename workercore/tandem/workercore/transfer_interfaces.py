@@ -1,4 +1,4 @@
-"""What a role needs of the two ends of KV transfers: those of one rank, or of all ranks of a tensor-parallel group.
+"""Interfaces of the two ends of KV transfers for a role: of one rank, or of all ranks of a tensor-parallel group.
 
 `TransferReceiver` and `TransferSender` are the ends of one rank and serve a worker of one rank as they are.
 """
