@@ -286,7 +286,7 @@ def _quoted(text: str) -> str:
 
 
 def _ask(port: int, password: str) -> dict[str, Any]:
-    """What the server there reports about itself if it accepts our password; {} if there is none."""
+    """Information that the server there gives about itself if it accepts our password; {} if there is none."""
     with redis.Redis(
         host=_HOST,
         port=port,

@@ -79,7 +79,7 @@ def _say(line: dict[str, Any]) -> None:
 
 
 def _first(error: BaseException) -> BaseException:
-    """The first cause inside nested groups; a TandemError goes before others, because it says more."""
+    """The first cause inside nested groups; a TandemError goes before others, because it holds more information."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     causes = [_first(inner) for inner in error.exceptions]

@@ -45,7 +45,7 @@ FOLLOWERS_TIMEOUT_S = patient(120.0)
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Which rank of its worker this process is. `pairs`: rank 0 has one a follower, a follower has its own."""
+    """The rank that this process is, and its rings. `pairs`: rank 0 has one a follower, a follower has its own."""
 
     rank: Rank
     pairs: tuple[RingPair, ...]
@@ -54,7 +54,7 @@ class Seat:
 
 @dataclass(slots=True)
 class Leader:
-    """What rank 0 runs with. `followers` is None in a worker of one rank."""
+    """Parts that rank 0 runs. `followers` is None in a worker of one rank."""
 
     shell: Shell
     info: w.WorkerInfo
@@ -137,14 +137,14 @@ def _assemble_leader(config: WorkerConfig, seat: Seat, inbox: Inbox, outbox: Out
 
 
 def assemble_follower(config: WorkerConfig, seat: Seat, pulse: Pulse) -> Follower:
-    """Load this rank's part, open its transfer ends, and say hello to rank 0. Raises TandemError."""
+    """Load this rank's part, open its transfer ends, and send hello to rank 0. Raises TandemError."""
     from tandem.worker import loading
 
     (pair,) = seat.pairs
     reporter = Reporter(RingWriter(pair.reports))
     group = loading.join_group(config, seat.rank, seat.rendezvous)
     loaded = loading.load_rank(config, group)
-    speeds = LinkSpeeds(MonotonicClock())  # its own: rank 0's are the ones that others hear of
+    speeds = LinkSpeeds(MonotonicClock())  # its own: only rank 0's are reported to others
     receiver, sender = loading.open_transfer_ends(config, loaded, reporter.event, seat.rank, speeds=speeds)
     reporter.say(Hello(receiver.endpoints()))
     follower = Follower(loaded.runner, receiver, sender, RingReader(pair.commands), reporter, pulse, MonotonicClock())
@@ -153,7 +153,7 @@ def assemble_follower(config: WorkerConfig, seat: Seat, pulse: Pulse) -> Followe
 
 
 def _peaks(settings: WorkerSection) -> dict[str, float]:
-    """Of all ranks, as far as somebody said."""
+    """Of all ranks, as far as configured."""
     said = {names.PEAK_FLOPS: settings.peak_flops_per_s, names.PEAK_BYTES: settings.peak_bytes_per_s}
     return {names.counter_key(name): settings.tp * peak for name, peak in said.items() if peak}
 

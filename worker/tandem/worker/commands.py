@@ -1,4 +1,4 @@
-"""What rank 0 tells the other ranks of its worker, as bytes: steps, block copies and transfer calls, in one order.
+"""Commands of rank 0 to the other ranks of its worker, as bytes: steps, block copies and transfer calls, in one order.
 
     0      1        2                4
     ┌──────┬────────┬────────────────┬──────────────┐
@@ -9,7 +9,7 @@
 still behind obeys when it has stored as many, so that it never pushes what it has not computed. Between steps it is
 AFTER_STEP: a follower may still be in the middle of the step that rank 0 has ended.
 
-Only values; who sends, and who obeys, is in `followers` and `follower`.
+Only values; `followers` sends them, `follower` obeys.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class CancelSending:
 
 @dataclass(frozen=True, slots=True)
 class SetIncarnation:
-    """Both ends: this is who the worker is from now on."""
+    """Both ends: the worker's incarnation from now on."""
 
     incarnation: Incarnation
 

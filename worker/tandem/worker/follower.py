@@ -93,12 +93,12 @@ class Follower:
         self._links_s = float("-inf")
 
     def run(self) -> None:
-        """Until told to stop. An exception here ends the process: the ranks no longer agree."""
+        """Run until stopped. An exception here ends the process: the ranks no longer agree."""
         while not self._is_stopping:
             self.turn()
 
     def batch_counts(self) -> dict[str, int]:
-        """What the step in progress computes, in numbers; {} between steps. Any thread."""
+        """Numbers of the step in progress; {} between steps. Any thread."""
         batch = self._batch
         return batch.counts() if batch is not None else {}
 
@@ -125,7 +125,7 @@ class Follower:
                 self._waiting.append(decode(data))
 
     def _on_layers(self, _first: int, last: int) -> None:
-        """Inside a step: obey what rank 0 said when it had stored no more layers than this rank has now."""
+        """Inside a step: obey commands that rank 0 sent when it had stored no more layers than this rank has now."""
         self._take()
         while self._waiting and self._waiting[0][0] <= last and not isinstance(self._waiting[0][1], BETWEEN_STEPS):
             self._obey(self._waiting.popleft()[1])
@@ -156,7 +156,7 @@ class Follower:
                     self._receiver.cancel(command.transfer, "revoked")
             case SetIncarnation():
                 self._incarnation = command.incarnation
-                self._held.clear()  # they belong to the old one, whose transfers fail now
+                self._held.clear()  # they belong to the old one; its transfers fail now
                 self._receiver.set_incarnation(command.incarnation)
                 self._sender.set_incarnation(command.incarnation)
             case Stop():
@@ -181,7 +181,7 @@ class Follower:
             self._reporter.say(SendFailed(transfer=command.ticket.transfer, reason=str(error)))
 
     def _release_held(self) -> None:
-        """Past its lease a rank pushes nothing: what it was told to push before waits for the lease's return."""
+        """Past its lease a rank pushes nothing: earlier push commands wait for the lease's return."""
         while self._held and self._has_lease():
             command = self._held.popleft()
             try:
@@ -203,7 +203,7 @@ class Follower:
         self._held = deque(command for command in self._held if command.transfer != transfer)
 
     def _has_lease(self) -> bool:
-        """Of another incarnation, rank 0 tells first."""
+        """Rank 0 announces another incarnation first."""
         return self._pulse.has_lease(self._clock.now_s(), self._incarnation)
 
     # ---- receiving -------------------------------------------------------------------------------------------------

@@ -23,10 +23,10 @@ OnReport = Callable[[Rank, Report], None]
 
 
 class Followers:
-    """All ranks but this one. Reports go to whoever `listen`s.
+    """All ranks but this one. Reports go to those that `listen`.
 
-    `broadcast` waits for followers that are behind: it is for the step loop. Whoever must not wait, for a follower may
-    wait for it, calls `broadcast_soon`. `on_lost` is called from a thread of this object that cannot go on.
+    `broadcast` waits for followers that are behind: it is for the step loop. Callers that must not wait, as a follower
+    may wait for them, use `broadcast_soon`. `on_lost` is called from a thread of this object that cannot go on.
     """
 
     def __init__(self, pairs: Sequence[RingPair], on_lost: Callable[[Exception], None]) -> None:
@@ -54,7 +54,7 @@ class Followers:
         return tuple(Rank(place + 1) for place in range(len(self._writers)))
 
     def listen(self, on_report: OnReport) -> None:
-        """Hear every report from now on but hellos, counters and links, on the reading thread."""
+        """Register for every report from now on but hellos, counters and links, on the reading thread."""
         self._listeners.append(on_report)
 
     def start(self) -> None:
@@ -62,7 +62,7 @@ class Followers:
         self._speaker.start()
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Until every follower has said hello. Raises StartupError."""
+        """Wait until every follower has sent hello. Raises StartupError."""
         with self._news:
             if not self._news.wait_for(lambda: len(self._endpoints) == len(self._writers), timeout_s):
                 missing = ", ".join(str(rank) for rank in self.ranks if rank not in self._endpoints)
@@ -102,7 +102,7 @@ class Followers:
         self._soon.put(command)
 
     def close(self) -> None:
-        """Tell the followers to end, and stop reading. The rings stay the host's."""
+        """Send the followers a stop, and stop reading. The rings stay the host's."""
         try:
             self._soon.put(None)
             self._speaker.join()
@@ -118,7 +118,7 @@ class Followers:
         try:
             while (command := self._soon.get()) is not None:
                 self.broadcast(command)
-        except Exception as error:  # noqa: BLE001 - whatever it was, the followers no longer hear what they must
+        except Exception as error:  # noqa: BLE001 - whatever it was, the followers get no more commands
             self._on_lost(error)
 
     def _read(self) -> None:

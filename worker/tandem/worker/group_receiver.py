@@ -79,7 +79,7 @@ class GroupReceiver:
         return True
 
     def set_incarnation(self, incarnation: Incarnation) -> None:
-        """For both ends of the followers; those of this rank are told one by one."""
+        """Set it at both ends of the followers; those of this rank are set one by one."""
         self._local.set_incarnation(incarnation)
         self._followers.broadcast(SetIncarnation(incarnation))
 

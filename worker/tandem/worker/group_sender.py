@@ -72,7 +72,7 @@ class GroupSender:
         self._local.cancel(transfer)
 
     def set_incarnation(self, incarnation: Incarnation) -> None:
-        """This rank's; the receiving end tells the followers."""
+        """Set this rank's; the receiving end informs the followers."""
         self._local.set_incarnation(incarnation)
 
     def transfers(self) -> list[OpenTransfer]:
@@ -87,7 +87,7 @@ class GroupSender:
         return [*local, *elsewhere]
 
     def links(self) -> tuple[LinkInfo, ...]:
-        """This rank's links, then the followers' as they said last."""
+        """This rank's links, then the followers' as last reported."""
         return (*self._local.links(), *self._followers.links())
 
     def close(self) -> None:

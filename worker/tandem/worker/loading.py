@@ -101,8 +101,8 @@ def join_group(config: WorkerConfig, rank: int, rendezvous: Path) -> TensorGroup
 def load_rank(
     config: WorkerConfig, group: TensorGroup | None = None, enter: Callable[[StartPhase], None] = lambda _: None
 ) -> LoadedRank:
-    """Load this rank's part of the model; `enter` is told what it does. Raises ModelError, ConfigError, StartupError,
-    or WorkerLostError if another rank of the group fails."""
+    """Load this rank's part of the model; `enter` gets each phase. Raises ModelError, ConfigError, StartupError, or
+    WorkerLostError if another rank of the group fails."""
     if config.settings.engine not in ENGINES:
         raise ConfigError(f"unknown engine {config.settings.engine!r}", todo=f"use one of {', '.join(ENGINES)}")
     runner: Runner
@@ -204,12 +204,12 @@ def open_sender(
 
 
 def is_on_device(pools: Pools) -> bool:
-    """Whether KV is in a device's memory."""
+    """True if KV is in a device's memory."""
     return any(not isinstance(pool, HostPool) for pool in pools.values())
 
 
 def kv_profile(loaded: Loaded, receiver: ReceivingEnd, settings: WorkerSection, revision: str = "") -> KVProfile:
-    """What other workers must know of this one's KV before they exchange any."""
+    """Properties of this worker's KV that other workers must know before they exchange any."""
     return KVProfile(
         fingerprint=loaded.fingerprint.digest(),
         identity=tuple(sorted(asdict(loaded.fingerprint).items())),

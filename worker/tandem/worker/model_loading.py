@@ -28,7 +28,7 @@ from tandem.worker.device_pool import DevicePool
 
 _log = logging.getLogger(__name__)
 LAYER_GROUPS = 4
-"""Pieces in which a chunk's KV leaves while the rest is computed, unless `layer_group` says otherwise."""
+"""Parts in which a chunk's KV leaves while the rest is computed, unless `layer_group` is set."""
 
 
 def rank_device(config: WorkerConfig, rank: int) -> str:
@@ -45,8 +45,8 @@ def rank_device(config: WorkerConfig, rank: int) -> str:
 
 
 def automatic_kv(settings: WorkerSection, device: str) -> AutomaticKV:
-    """How much KV a worker takes. A GPU is taken to be its own; where nobody has shared out the memory of a machine, as
-    between nodes of Ray, a worker has that part of it which it has of the cores."""
+    """Share of memory that a worker's KV takes. A GPU is taken to be its own; where a machine's memory was not shared
+    out, as between nodes of Ray, a worker takes the same share of it as of the cores."""
     if device != "cpu":
         return AutomaticKV(share=settings.automatic_kv_share)
     cores, ours = len(os.sched_getaffinity(0)), settings.tp * (settings.threads or torch.get_num_threads())
@@ -60,7 +60,7 @@ def load_model(
 ) -> tuple[ModelRunner, dict[GroupId, PoolAccess], Fingerprint]:
     """This rank's part of the model on its device, its pools as bytes, and what the model is.
 
-    Ranks above 0 come up for air after every layer: what rank 0 says meanwhile does not wait there.
+    Ranks above 0 can take in commands of rank 0 after every layer: these do not wait for the whole step.
     """
     settings = config.settings
     if settings.threads:
@@ -92,7 +92,8 @@ def load_model(
 
 
 def open_swap(config: WorkerConfig, runner: ModelRunner) -> Swap | None:
-    """Where preempted requests may keep their KV; None, and the log says why, where they are always computed again."""
+    """Open the swap where preempted requests may keep their KV; None, with the reason logged, where they are always
+    computed again."""
     settings = config.settings
     if runner.device.type == "cpu":
         why = "KV is in host memory already, so that a copy frees nothing that kv_memory_bytes could not have"

@@ -1,6 +1,6 @@
-"""What a transfer came to over all ranks of one end: pure bookkeeping, no rings and no transports.
+"""Outcome of a transfer over all ranks of one end: pure bookkeeping, no rings and no transports.
 
-Every rank reports one event a transfer; the role hears one. Both tallies may be called from any thread.
+Every rank reports one event a transfer; the role gets one. Both tallies may be called from any thread.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tandem.kvtransfer.events import Failed, Quiesced, ReceiverEvent, SenderEven
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What follows from one rank's event: the event for the role, if it is time, and whether to cancel the others."""
+    """Result of one rank's event: the event for the role, if it is time, and if the others are to be cancelled."""
 
     report: ReceiverEvent | SenderEvent | None = None
     cancels_others: bool = False
@@ -30,7 +30,7 @@ class _Receiving:
 
 
 class ReceiveTally:
-    """Verified when every rank has verified; the first failure is the transfer's, and is told at once."""
+    """Verified when every rank has verified; the first failure is the transfer's, and is reported at once."""
 
     def __init__(self, ranks: tuple[Rank, ...]) -> None:
         self._ranks = ranks
@@ -38,7 +38,7 @@ class ReceiveTally:
         self._news = threading.Condition()  # guards the above
 
     def expect(self, transfer: TransferId) -> None:
-        """The ranks are about to be told."""
+        """Call before the ranks are commanded."""
         with self._news:
             self._transfers[transfer] = _Receiving(set(self._ranks), set(self._ranks))
 
@@ -61,7 +61,7 @@ class ReceiveTally:
             return self._news.wait_for(is_settled, timeout_s)
 
     def note(self, rank: Rank, event: ReceiverEvent) -> Verdict:
-        """A rank's outcome. Those of transfers that ended here, and of failed ones, say nothing any more."""
+        """Take in a rank's outcome. Those of transfers that ended here, and of failed ones, are ignored."""
         with self._news:
             receiving = self._transfers.get(event.transfer)
             if receiving is None or receiving.is_failed or rank not in receiving.waiting:
@@ -109,19 +109,19 @@ class SendTally:
         self._lock = threading.Lock()  # guards the above
 
     def open(self, transfer: TransferId) -> None:
-        """The ranks are about to be told. Raises ValueError if it is open already."""
+        """Call before the ranks are commanded. Raises ValueError if it is open already."""
         with self._lock:
             if transfer in self._transfers:
                 raise ValueError(f"transfer {transfer} is open already")
             self._transfers[transfer] = _Sending(set(self._ranks))
 
     def is_open(self, transfer: TransferId) -> bool:
-        """Whether some rank may still read the source."""
+        """True if some rank may still read the source."""
         with self._lock:
             return transfer in self._transfers
 
     def note(self, rank: Rank, event: SenderEvent) -> Verdict:
-        """A rank's outcome; repeated ones and those of unknown transfers say nothing."""
+        """Take in a rank's outcome; repeated ones and those of unknown transfers are ignored."""
         with self._lock:
             sending = self._transfers.get(event.transfer)
             if sending is None or rank not in sending.reading:

@@ -17,7 +17,7 @@ from tandem.kernels.cpu_memory import back
 
 _log = logging.getLogger(__name__)
 PIECE_BYTES = HUGE_PAGE_BYTES
-"""What others of this process wait for at most, if they map memory meanwhile."""
+"""Longest wait of this process's other threads, if they map memory meanwhile."""
 IDLE_PAUSES = 3
 """Of a piece's own time, between two pieces: what is left to other processes of the machine."""
 BUSY_PAUSE_S = 0.1
@@ -25,7 +25,7 @@ BUSY_PAUSE_S = 0.1
 
 
 class PoolBacking:
-    """Backs `pools` piece by piece. `count_batch` says what the step in progress computes; {} = there is none."""
+    """Backs `pools` piece by piece. `count_batch` gives numbers of the step in progress; {} = there is none."""
 
     def __init__(self, pools: Sequence[memoryview], count_batch: Callable[[], Mapping[str, int]]) -> None:
         self._pools, self._count_batch, self._clock = tuple(pools), count_batch, MonotonicClock()

@@ -66,7 +66,7 @@ def main() -> int:
     keep_loaded()
     try:
         run()
-    except Exception as error:  # noqa: BLE001 - the top of the rank: the host hears the reason and ends the worker
+    except Exception as error:  # noqa: BLE001 - the top of the rank: the host gets the reason and ends the worker
         _log.exception("rank ends")
         _tell_fatal(outbox, error)
         return EXIT_LOST
@@ -90,7 +90,7 @@ def create_role(name: RoleName, shell: Shell) -> Role:
 
 
 Part = tuple[Callable[[], None], Callable[[], None]]
-"""(run until told to stop, close)"""
+"""(run until stopped, close)"""
 
 
 def _lead(config: WorkerConfig, seat: Seat, inbox: Inbox, outbox: Outbox, pulse: Pulse, ticker: Ticker) -> Part:

@@ -1,4 +1,4 @@
-"""What a follower tells rank 0, as bytes: where it can be reached, what its transfers came to, and its counters."""
+"""Reports of a follower to rank 0, as bytes: its addresses, outcomes of its transfers, and its counters."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Links:
 
 
 MAX_LINKS_BYTES = 256 * 1024
-"""Of one report: half of what its ring takes. Links beyond are shown to nobody; they work all the same."""
+"""Of one report: half of what its ring takes. Links beyond are not shown; they work all the same."""
 Report = Hello | Expected | Counters | Links | ReceiverEvent | SenderEvent
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tandem.engine.parallel import TensorGroup
 
 LAYER_GROUPS = 4
-"""As for a computed model: pieces in which a chunk's KV leaves, unless `layer_group` says otherwise."""
+"""As for a computed model: parts in which a chunk's KV leaves, unless `layer_group` is set."""
 
 
 def load_sim(
@@ -31,7 +31,7 @@ def load_sim(
 ) -> tuple[SimRunner, dict[GroupId, PoolAccess], Fingerprint]:
     """This rank's runner, its pools as bytes, and what it is. Raises ModelError, ConfigError or StartupError.
 
-    KV is kept in `kv_dtype`; "auto" means the configured dtype, or the one that the checkpoint says.
+    KV is kept in `kv_dtype`; "auto" means the configured dtype, or the checkpoint's.
     """
     settings, folder = config.settings, Path(config.model_dir)
     model = read_model_config(folder)

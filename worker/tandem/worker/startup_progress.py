@@ -1,4 +1,4 @@
-"""What a rank does at its start, as its host hears it."""
+"""Phases of a rank's start, as its host gets them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tandem.core.start_times import StartPhase
 
 
 class StartSteps:
-    """`say` hears phases in order, one at a time. A compiler that runs in a phase is one of its own, between two parts
+    """`say` gets phases in order, one at a time. A compiler that runs in a phase is one of its own, between two parts
     of it. Thread-safe."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -24,7 +24,7 @@ class StartSteps:
             self._say(phase)
 
     def note(self, text: str) -> None:
-        """Say something else; the phase goes on."""
+        """Report another text; the phase goes on."""
         with self._lock:
             self._say(text)
 

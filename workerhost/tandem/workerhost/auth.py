@@ -1,6 +1,6 @@
 """The cluster secret on the worker's gRPC port: every internal call carries a proof, and is answered with one.
 
-Health checks are open. There are few of them at a time, and each has little time to say what it asks: until it has,
+Health checks are open. There are few of them at a time, and each has little time to send its request: until it has,
 gRPC may hold a message of any size that other calls are allowed.
 """
 
@@ -27,7 +27,7 @@ MAX_CALLS = 4096
 
 
 class Named(Protocol):
-    """Who a worker is; its WorkerInfo is one."""
+    """The identity of a worker; its WorkerInfo is one."""
 
     @property
     def worker(self) -> str: ...
@@ -60,7 +60,7 @@ class SecretInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return _refusing(grpc.StatusCode.NOT_FOUND if is_order else grpc.StatusCode.FAILED_PRECONDITION, refusal.why)
 
     def _open(self, method: str, handler: Any) -> Any:
-        """A health check whose message is read here, for a bounded time."""
+        """A handler of a health check that reads its message here, for a bounded time."""
         if handler is None:
             return None
         to_bytes = handler.response_serializer

@@ -47,7 +47,7 @@ SERVER_OPTIONS = (
 )
 _PHASES = frozenset(StartPhase)
 READY, LIVE = "", "live"
-"""What health checks ask for: whether the worker takes work, and whether its process serves at all."""
+"""Services of health checks: the worker takes work, and its process serves at all."""
 
 
 class WorkerHost:
@@ -146,7 +146,7 @@ class WorkerHost:
             alive.create_task(self._links.run(LinkSpeedStore(self._membership.redis, self._membership.keys)))
 
     async def _start(self, tasks: asyncio.TaskGroup, server: grpc.aio.Server) -> w.WorkerInfo:
-        """Rank first, then the port, then the registration: whoever finds the worker can use it at once."""
+        """Rank first, then the port, then the registration: a registered worker can be used at once."""
         assert self._ready is not None
         ready = await self._ready
         self._peers = PeerChannels(self, self._secret, tasks)
@@ -174,7 +174,7 @@ class WorkerHost:
     # ---- ranks -----------------------------------------------------------------------------------------------------
 
     def _from_rank(self, rank: int, message: p.FromRank) -> None:
-        """What ranks say: rank 0 everything, the others only why they cannot go on."""
+        """Handle messages of ranks: rank 0 sends all kinds, the others only why they cannot go on."""
         kind = message.WhichOneof("kind")
         if kind == "router":
             self._service.to_router(message.router.router, message.router.message, may_wait=message.router.may_wait)
@@ -224,7 +224,7 @@ class WorkerHost:
             if self._ready is not None and not self._ready.done():
                 self._ready.set_exception(error)
             elif self._ready is not None and self._ready.exception() is not None:
-                return  # it never started, and has said why
+                return  # it never started, and has reported why
             raise
 
     async def _watch_loading(self) -> None:
@@ -237,7 +237,7 @@ class WorkerHost:
                 raise WorkerLostError(f"rank {silent[0]} hangs while it loads", why=why, todo=START_AGAIN)
 
     async def _stall(self, is_stalled: bool) -> None:
-        """A step does not end, or has ended after all: to whoever asks for its health, and to routers."""
+        """Report that a step does not end, or has ended after all, to health checks and to routers."""
         serving = health_pb2.HealthCheckResponse
         await self._health.set(READY, serving.NOT_SERVING if is_stalled else serving.SERVING)
         self._steering.stall(is_stalled)
@@ -274,7 +274,7 @@ class WorkerHost:
         await self._membership.say_state(state)
 
     async def take_role(self, role: RoleName) -> None:
-        """The rank's role follows in the message that makes it another incarnation: nobody meets it in between."""
+        """The rank's role follows in the message that makes it another incarnation: none sees it in between."""
         incarnation = await self._membership.take_role(role)
         self._info.role, self._info.state = role.value, WorkerState.READY.value
         self._begin(e.NewIncarnation(incarnation=incarnation, role=role.value))

@@ -1,13 +1,13 @@
-"""How a worker is steered from outside: drained, taken back, given another role. One task follows what is wished.
+"""Control of a worker from outside: drain, uncordon, change of role. One task follows the requested state.
 
     ready ──drain──▶ draining ──nothing in flight──▶ drained        uncordon: back to ready from either
       ▲                 └──become──▶ flipping ──registered──▶ ready under the other role, as a new incarnation
       └── not registered: the old role, the old incarnation ──┘
 
-A step that does not end is told in place of "ready", and changes nothing of this.
+A step that does not end is reported in place of "ready", and changes nothing of this.
 
-Nothing is in flight once every router has acknowledged that it plans nothing here, and rank 0, asked behind all that
-they sent before, has neither a request nor a transfer.
+Nothing is in flight once every router has acknowledged that it plans nothing here, and rank 0, queried after all their
+earlier messages, has neither a request nor a transfer.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ REGISTER_S = 2.0
 
 
 class Steered(Protocol):
-    """What steering needs of a worker's host."""
+    """Interface of a worker's host for steering."""
 
     @property
     def info(self) -> w.WorkerInfo: ...
@@ -47,14 +47,14 @@ class Steered(Protocol):
     def to_rank(self, message: ForRank) -> None: ...
 
     def broadcast_state(self, state: w.WorkerState) -> None:
-        """Tell every router, now and when it connects."""
+        """Send it to every router, now and when it connects."""
 
     @property
     def is_state_heard(self) -> bool:
-        """Whether every connected router has acknowledged what was broadcast last."""
+        """True if every connected router has acknowledged the last broadcast."""
 
     async def record_state(self, state: WorkerState) -> None:
-        """Have the registry say so. Raises UnavailableError."""
+        """Record it in the registry. Raises UnavailableError."""
 
     async def take_role(self, role: RoleName) -> None:
         """Become another incarnation with this role, ready for work. Raises UnavailableError with nothing changed."""
@@ -180,7 +180,7 @@ class Steering:
             try:
                 pause_s = await self._turn()
                 await self._record()
-            except (UnavailableError, TimeoutError) as error:  # the registry is told later; routers know
+            except (UnavailableError, TimeoutError) as error:  # recorded in the registry later; routers know
                 event(_log, "state not registered", logging.WARNING, state=self._state, error=error)
                 pause_s = ANSWER_S
             try:
@@ -272,7 +272,7 @@ class Steering:
             asked.set_result(answer)
 
     async def _ask(self) -> e.Looked | None:
-        """What is in flight in rank 0; None if it does not answer now."""
+        """Ask rank 0 for what is in flight; None if it does not answer now."""
         number = next(self._numbers)
         answer: asyncio.Future[e.Looked] = asyncio.get_running_loop().create_future()
         self._asked[number] = answer

@@ -1,8 +1,8 @@
 """The worker's place in the cluster: registration, beats, lease, and the block events that it publishes.
 
-The lease runs until 2.5 s after a router was last heard, or a beat that Redis took was sent (not answered: Redis counts
-from when it came). Losing it for certain means a new incarnation: everything under the old one is void. While the event
-loop stands a thread beats for it, up to the bound of STAND_S.
+The lease runs until 2.5 s after a router's last message came, or a beat that Redis took was sent (not answered: Redis
+counts from when it came). Losing it for certain means a new incarnation: everything under the old one is void. While
+the event loop stands a thread beats for it, up to the bound of STAND_S.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ from tandem.statestore.records import WorkerRecord
 _log = logging.getLogger(__name__)
 LEAVE_TIMEOUT_S = 1.0
 INTRODUCTIONS, INTRODUCE_EVERY_S = 4, 0.03
-"""Beats right after a change of role: watchers who heard of the old incarnation just now believe the new one once it
-beats."""
+"""Beats right after a change of role: watchers that just saw the old incarnation believe the new one once it beats."""
 
 
 class Membership:
@@ -61,11 +60,11 @@ class Membership:
         self._early: list[BlockEvent] = []
         self._until_s = 0.0
         self._term = threading.Lock()
-        """Who holds it prolongs the lease, or looks whether it is over: one that was seen to be over stays so."""
+        """Guards prolonging the lease, and looking if it is over: one that was seen to be over stays so."""
         self._watch = LoopWatch()
         self._rejoins = {"same": 0, "new": 0}
         self._turn = asyncio.Lock()
-        """Who holds it has the lease to itself: beats, and changes of what is registered."""
+        """Guards the lease itself: beats, and changes of what is registered."""
         self._introductions = 0
         self._is_new = asyncio.Event()
 
@@ -83,10 +82,10 @@ class Membership:
         return incarnation
 
     def acknowledged(self) -> None:
-        """Somebody who counts confirmed this incarnation just now.
+        """Prolong the lease: a router confirmed this incarnation just now.
 
-        Too late after a lapse: what is heard then may have waited in a socket while we stood still, and others have
-        given us up meanwhile. Only registering anew helps.
+        Too late after a lapse: such a message may have waited in a socket while this process was blocked, and others
+        have given it up meanwhile. Only registering anew helps.
         """
         self._prolong(self.incarnation, self._clock.now_s())
 
@@ -107,7 +106,7 @@ class Membership:
 
     @property
     def has_lapsed(self) -> bool:
-        """Whether nobody has acknowledged this incarnation for a whole lease."""
+        """True if this incarnation was not acknowledged for a whole lease."""
         with self._term:
             return self._clock.now_s() >= self._until_s
 
@@ -123,7 +122,7 @@ class Membership:
             self._publisher.offer(events)
 
     def counters(self) -> dict[str, float]:
-        """What publishing has come to, by the keys of a load report."""
+        """Counts of publishing, by the keys of a load report."""
         published = {} if self._publisher is None else asdict(self._publisher.counters)
         refused = {} if self._lease is None else asdict(self._lease.counters)
         return (
@@ -142,8 +141,8 @@ class Membership:
             tasks.create_task(run_beside(self._beat_beside, "lease"))
 
     async def say_state(self, state: WorkerState) -> None:
-        """Have the registry say that the worker is in this state, now and whenever it registers anew. Raises
-        UnavailableError if Redis does not answer."""
+        """Record this state of the worker in the registry, now and whenever it registers anew. Raises UnavailableError
+        if Redis does not answer."""
         assert self._lease is not None
         self._info.state = state.value
         async with self._turn:
@@ -152,8 +151,8 @@ class Membership:
     async def take_role(self, role: RoleName) -> Incarnation:
         """Register under a fresh incarnation, with this role and ready for work.
 
-        Raises UnavailableError if Redis does not answer: then this worker is who it was. Should the registration have
-        come through all the same, the next beat finds it and puts the old one back.
+        Raises UnavailableError if Redis does not answer: then this worker keeps its incarnation. Should the
+        registration have come through all the same, the next beat finds it and puts the old one back.
         """
         assert self._lease is not None
         assert self._publisher is not None

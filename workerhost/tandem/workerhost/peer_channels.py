@@ -62,7 +62,7 @@ class PeerChannels:
             run.cancel()
 
     def close(self) -> None:
-        """The same for good: whoever is spoken to from now on is not dialled."""
+        """The same for good: no worker is dialled from now on."""
         self._is_closed = True
         self.drop_all()
 
@@ -87,7 +87,7 @@ class PeerChannels:
             return told(error)
 
     def _ended(self, key: tuple[str, int], run: asyncio.Task[str]) -> None:
-        """However it ended, even cancelled before it began: forget the channel, and tell."""
+        """However it ended, even cancelled before it began: forget the channel, and report it to the rank."""
         worker, incarnation = key
         reason = CLOSED if run.cancelled() or run.exception() is not None else run.result()
         self._channels.pop(key).close()

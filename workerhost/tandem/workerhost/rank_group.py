@@ -24,12 +24,12 @@ from tandem.workerhost.relay import ForRank
 
 MODULE = "tandem.worker.rank"
 SETTLE_S = 0.3
-"""When a rank is lost, others soon fail too; so long their ends are gathered, to tell the cause from what followed."""
+"""When a rank is lost, others soon fail too; ends within this time are gathered, to separate cause and consequences."""
 START_AGAIN = "it is started again"
 
 
 class RankGroup:
-    """`on_message` is called on the event loop with (rank, message) for everything that ranks say."""
+    """`on_message` is called on the event loop with (rank, message) for every message of a rank."""
 
     def __init__(self, config: WorkerConfig, config_file: Path, on_message: Callable[[int, p.FromRank], None]) -> None:
         size = config.settings.tp
@@ -59,7 +59,7 @@ class RankGroup:
         return [rank.pid for rank in self._ranks]
 
     def watch(self, silent_looks: int = SILENT_LOOKS) -> RankWatch:
-        """Whether they tick, counted from now on."""
+        """Watch if the ranks tick, counted from now on."""
         return RankWatch([rank.pulse for rank in self._ranks], silent_looks)
 
     def log_stacks(self) -> None:
@@ -81,7 +81,7 @@ class RankGroup:
             rank.pulse.grant(until_s, incarnation)
 
     def note_fatal(self, rank: int, fatal: e.Fatal) -> None:
-        """`rank` says that it cannot go on: `wait_loss` ends."""
+        """`rank` reports that it cannot go on: `wait_loss` ends."""
         self._fatals.setdefault(rank, fatal)
         self._news.set()
 
@@ -90,7 +90,8 @@ class RankGroup:
             await rank.start()
 
     async def wait_loss(self) -> NoReturn:
-        """Until a rank ends or says that it cannot go on; raises WorkerLostError with the rank and the reason."""
+        """Wait until a rank ends or reports that it cannot go on; raises WorkerLostError with the rank and the
+        reason."""
         news = [asyncio.ensure_future(rank.wait()) for rank in self._ranks]
         news.append(asyncio.ensure_future(self._wait_fatal()))
         try:
@@ -138,7 +139,7 @@ class RankGroup:
         return 0
 
     def _loss(self) -> WorkerLostError:
-        """What was first: a rank that was killed explains the others' errors, an error explains the exit after it."""
+        """The first loss: a rank that was killed explains the others' errors, an error explains the exit after it."""
         ends = [(rank.rank, rank.status) for rank in self._ranks if rank.status is not None]
         for number, status in ends:
             if status < 0:

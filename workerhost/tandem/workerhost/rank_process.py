@@ -22,7 +22,7 @@ MAX_BACKLOG, MAX_BACKLOG_BYTES = 10_000, 64 << 20
 
 
 class RankProcess:
-    """One rank of this worker. `on_message` is called on the event loop for everything that the rank says.
+    """One rank of this worker. `on_message` is called on the event loop for every message of the rank.
 
     `arguments` are added to its command line, and it inherits `descriptors` besides those of its rings.
     """
@@ -77,7 +77,7 @@ class RankProcess:
         """Queue a message for the rank, in order; never blocks.
 
         Raises RequestTooLargeError for one that no ring can hold. If the rank takes nothing, raises BufferError for
-        what routers and peers say; that they are gone is never lost.
+        messages of routers and peers; that these are gone is never lost.
         """
         data = message.SerializeToString()
         if len(data) > self._writer.max_message_bytes:
@@ -127,7 +127,7 @@ class RankProcess:
         self.pulse.close()
 
     def drain(self) -> None:
-        """Take what it has said so far."""
+        """Take the messages that it has sent so far."""
         for data in self._reader.read_all():
             self._on_message(p.FromRank.FromString(data))
 

@@ -1,4 +1,4 @@
-"""Whether ranks still tick and how long their steps run, counted in the host's own looks at their pulses.
+"""Watches that ranks tick, and how long their steps run, counted in the host's own looks at their pulses.
 
 No clock: a machine that was suspended, host and ranks together, costs one look and is no false alarm, also in the
 middle of a step.

@@ -1,5 +1,5 @@
-"""How the host passes messages on between its streams and rank 0: as the bytes that came. What others say is read once,
-for what is the host's own and to be sure that it can be read; what ranks say is not."""
+"""Forwards messages between the host's streams and rank 0, as the bytes that came. Inbound messages are parsed once,
+for those that are the host's own and to reject malformed ones; messages of ranks are not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ForRank: TypeAlias = e.HostToRank | p.ToRank
 
 
 class Heard(NamedTuple, Generic[Said]):
-    """A message as it came, and what it says."""
+    """A message in parsed form, and the bytes that came."""
 
     message: Said
     data: bytes
@@ -59,7 +59,7 @@ def from_peer(worker: str, incarnation: int, data: bytes) -> p.ToRank:
 
 
 def joined(messages: Sequence[bytes]) -> Iterator[bytes]:
-    """The same WorkerMessages in fewer: each costs both ends more than what most of them say."""
+    """The same WorkerMessages in fewer: a message costs both ends more than most contents do."""
     batch: list[bytes] = []
     size = 0
     for message in messages:

@@ -9,13 +9,13 @@ from tandem.core.logs import event
 
 _log = logging.getLogger(__name__)
 MAX_QUEUED, MAX_QUEUED_BYTES = 20_000, 32 << 20
-"""As much again may be in the hands of whoever writes."""
+"""The writer may hold as much again."""
 PATIENCE_S = 0.01
 """How long a message that may wait is kept back, so that the next one takes it along."""
 
 
 class OutQueue:
-    """Filled by the event loop, drained by one writer. `reader`: who reads the stream, for the log."""
+    """Filled by the event loop, drained by one writer. `reader`: the reader of the stream, for the log."""
 
     def __init__(self, reader: str = "") -> None:
         self._reader = reader

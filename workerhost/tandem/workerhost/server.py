@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class Backend(Protocol):
-    """What the service needs of the worker: who it is, and rank 0."""
+    """Interface of the worker for the service: its identity, and rank 0."""
 
     @property
     def info(self) -> w.WorkerInfo: ...
@@ -65,7 +65,7 @@ class WorkerService:
             queue.put(self._last_load, may_wait=True)
 
     def broadcast_state(self, state: w.WorkerState) -> None:
-        """What every router has to know, and acknowledge: whether this worker takes work."""
+        """Send every router, which must acknowledge it, the state: if this worker takes work."""
         self._state_sequence = state.sequence
         data = w.WorkerMessage(state=state).SerializeToString()
         for queue in self._routers.values():
@@ -73,7 +73,7 @@ class WorkerService:
 
     @property
     def is_state_heard(self) -> bool:
-        """Whether every router that is connected has acknowledged it: what it sent before is at rank 0."""
+        """True if every connected router has acknowledged it: its earlier messages are at rank 0."""
         return all(self._heard.get(router, 0) >= self._state_sequence for router in self._routers)
 
     def answer_peer(self, worker: str, message: bytes) -> bool:
@@ -103,7 +103,7 @@ class WorkerService:
         if self._replace(self._routers, router, queue):  # the older stream's requests are over
             self._backend.to_rank(e.HostToRank(router_gone=e.RouterGone(router=router)))
         queue.put(self._last_load)
-        self._heard[router] = self._state_sequence  # the hello says it
+        self._heard[router] = self._state_sequence  # the hello carries it
 
         def handle(heard: Heard[w.RouterMessage]) -> None:
             if self._routers.get(router) is not queue:  # superseded: its requests are over

@@ -17,8 +17,8 @@ from tandem.workerhost.send_queue import OutQueue
 
 HELLO_TIMEOUT_S = patient(5.0)
 IDLE_TIMEOUT_S = STAND_S
-"""Both ends of every stream say something at least every 0.5 s, unless their loop stands; one that stands for this long
-is as good as dead. A process that stops is known by its transport, sooner (PROOF_OF_LIFE)."""
+"""Both ends of every stream send something at least every 0.5 s, unless their event loop is blocked; one blocked for so
+long is as good as dead. A process that stops is known by its transport, sooner (PROOF_OF_LIFE)."""
 CLOSED = "its control channel closed"
 
 
@@ -34,7 +34,7 @@ def peer_hello(info: w.WorkerInfo, peer_incarnation: int) -> w.PeerHello:
 
 
 def hello_refusal(hello: w.PeerHello) -> str:
-    """Why a peer that says this cannot be spoken to; "" if it can, in the smaller of both minor versions."""
+    """Why this hello is refused; "" if it is accepted, in the smaller of both minor versions."""
     return kv_compatibility.protocol_refusal((hello.protocol, hello.protocol_minor), kv_compatibility.PROTOCOL)
 
 
@@ -64,7 +64,7 @@ async def run_stream(
             ends.append(f"it said nothing for {IDLE_TIMEOUT_S:g} s")
         except grpc.aio.AioRpcError as error:
             ends.append(told(error))
-        except (RequestTooLargeError, BufferError) as error:  # the rank did not get what it said
+        except (RequestTooLargeError, BufferError) as error:  # the rank did not get the message
             ends.append(str(error))
         finally:
             queue.close()
@@ -74,7 +74,7 @@ async def run_stream(
         try:
             while messages := await queue.take():
                 for message in join(messages):
-                    async with asyncio.timeout(IDLE_TIMEOUT_S):  # who reads nothing is as good as dead
+                    async with asyncio.timeout(IDLE_TIMEOUT_S):  # a peer that reads nothing is as good as dead
                         await out.write(message)
         except TimeoutError:
             ends.append(f"it took nothing for {IDLE_TIMEOUT_S:g} s")
@@ -89,5 +89,5 @@ async def run_stream(
 
 
 def told(error: grpc.aio.AioRpcError) -> str:
-    """What a call that failed says of the reason."""
+    """The reason of a failed call."""
     return f"{error.code().name}: {error.details()}"

@@ -20,7 +20,7 @@ WRITE_STACKS_S = 0.3
 
 
 class Watchdog:
-    """Belongs to the host's event loop. `stall` is told when the worker stalls, and when it goes on."""
+    """Belongs to the host's event loop. `stall` is called when the worker stalls, and when it goes on."""
 
     def __init__(self, ranks: RankGroup, settings: WorkerSection, stall: Callable[[bool], Awaitable[None]]) -> None:
         self._ranks, self._stall = ranks, stall
@@ -36,8 +36,8 @@ class Watchdog:
     async def run(self) -> NoReturn:
         """Raises WorkerLostError when a rank has stopped, or a step is past its limit: a stuck engine.
 
-        The streams of this process would go on, so that nobody else could tell: ending them is how peers and routers
-        know of a stopped rank in time, a single one too.
+        The streams of this process would go on and hide it: ending them is how peers and routers learn of a stopped
+        rank in time, a single one too.
         """
         watch = self._ranks.watch()
         while True:
