@@ -1,4 +1,4 @@
-"""What all benchmarks share: rows, a table for people, JSON for machines. Not a benchmark itself."""
+"""Shared by all benchmarks: rows, a table for people, JSON for machines. Not a benchmark itself."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ def show(rows: Sequence[Row]) -> None:
 
 
 def write(name: str, rows: Sequence[Row], out: Path, **more: Any) -> None:
-    """Write the JSON, at once or not at all. `more` is said beside it: the `load` for `kept`, or another `commit`."""
+    """Write the JSON, at once or not at all. `more` is written beside it: the `load` for `kept`, or another
+    `commit`."""
     values = [{**asdict(row), "ratio": row.ratio} for row in rows]
     record: dict[str, Any] = {"name": name, "commit": commit(), "machine": machine(), "rows": values, **more}
     replace_text(out, json.dumps(record, indent=1) + "\n")

@@ -115,7 +115,7 @@ def p99_ms(answers: Sequence[Answer]) -> float:
 
 
 def refused(answers: Sequence[Answer]) -> int:
-    """How many were told to come back; ends the measurement if any failed in another way."""
+    """Return the number of rejected answers; ends the measurement if any failed in another way."""
     check_served(answers, allowed=" 503 ")
     return sum(bool(answer.error) for answer in answers)
 

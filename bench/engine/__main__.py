@@ -1,7 +1,7 @@
 """Step times of the real engine by prefill tokens, batch, context and KV bytes moved: what calibrates the simulator.
 
 The steps are a runner's, with greedy sampling and one thread; the model is the 135M shape with random weights. Each
-figure's limit is what the fitted coefficients say, so that ratios are residuals. `--out` is a file for `--calibration`.
+figure's limit is the fitted coefficients' value, so that ratios are residuals. `--out` is a file for `--calibration`.
 With `--speed` instead: decode and prefill of two shapes beside what the machine can do, and transformers.
 """
 
@@ -78,7 +78,7 @@ def moves(transport: str) -> list[dict[str, Any]]:
 
 
 def table(record: dict[str, Any]) -> list[Row]:
-    """Every measured row beside what the fit says of it, and the fit."""
+    """Every measured row beside the fit's value for it, and the fit."""
     fit, link = calibration.from_record(record), Moves.fitted(record["kv_moves"])
     rows = [_step(kind, row, fit) for kind in ("prefill_steps", "decode_steps", "mixed_steps") for row in record[kind]]
     for row in record["kv_moves"]:

@@ -1,4 +1,4 @@
-"""What the machine can do: bytes read a second by a C loop over huge pages, and FLOPs a second in a large product."""
+"""Limits of the machine: bytes read a second by a C loop over huge pages, and FLOPs a second in a large product."""
 
 from __future__ import annotations
 

@@ -26,11 +26,11 @@ _NAMES = {
 _OTHERS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 _kept: list[Any] = []
-"""What llama.cpp calls back as long as the process lives."""
+"""Callbacks of llama.cpp, kept as long as the process lives."""
 
 
 def takes(model: Path) -> bool:
-    """Whether both packages are installed, and the checkpoint is a Llama's."""
+    """True if both packages are installed, and the checkpoint is a Llama's."""
     is_llama = json.loads((model / "config.json").read_text()).get("model_type") == "llama"
     return is_llama and find_spec("llama_cpp") is not None and find_spec("gguf") is not None
 

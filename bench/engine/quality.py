@@ -1,5 +1,5 @@
-"""What each precision costs in answers: perplexity of the bundled model on text that it was not trained on, and how far
-logits are from those in fp32. And a picture of that beside speed."""
+"""Cost of each precision in answers: perplexity of the bundled model on text that it was not trained on, and distance
+of logits from those in fp32. And a picture of that beside speed."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def _words(shape: Shape) -> str:
 
 
 def _result(shape: Shape) -> StepResult:
-    """What the step loop would say of such a step."""
+    """The step loop's result of such a step."""
     if shape.tokens:
         pairs = attended(0, shape.tokens)
         return StepResult(prefill_tokens=shape.tokens, logit_rows=1, context_tokens=shape.tokens, attended=pairs)

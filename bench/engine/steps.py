@@ -35,7 +35,7 @@ class Shape:
 
     @property
     def kind(self) -> str:
-        """Which of the calibration's rows it is."""
+        """The calibration's kind of row for it."""
         if self.tokens and self.batch:
             return "mixed_steps"
         return "prefill_steps" if self.tokens else "decode_steps"

@@ -24,7 +24,8 @@ from tandem.kernels.paged_decode import paged_decode
 Case = tuple[str, Callable[[Report], None]]
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 OTHER_CHOICES = {torch.float32: 0.0, torch.float16: 0.05, torch.bfloat16: 0.25}
-"""Share of tokens whose largest logit may be another: random weights leave the first two within rounding that often."""
+"""Share of tokens that may have another largest logit: random weights leave the first two within rounding that
+often."""
 HEADS = [Heads(q=8, kv=8, width=64), Heads(q=32, kv=8, width=128), Heads(q=14, kv=2, width=64)]
 HEADS += [Heads(q=8, kv=4, width=256), Heads(q=6, kv=2, width=80)]
 OPTIONS: list[dict[str, Any]] = [{}, {"window": 100}, {"softcap": 20.0}, {"window": 33, "softcap": 5.0}]

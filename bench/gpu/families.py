@@ -27,7 +27,7 @@ from tools.random_model import ARCHITECTURES, RandomModel, make_random_model
 
 Case = tuple[str, Callable[[Report], None]]
 TOLERANCE = 5e-3
-"""Of logits in fp32, whose products run in another order on a device."""
+"""Of logits in fp32: a device computes their products in another order."""
 GAP_BATCHES, GAP_CONTEXT, GAP_STEPS = (1, 16, 64), 512, 50
 _GREEDY = ChoiceSampling(SamplingParams(max_tokens=1, temperature=0.0), 0, ())
 

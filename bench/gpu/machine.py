@@ -1,4 +1,4 @@
-"""What a device can do: its own copy bandwidth and matmul rate, against which everything else is held; and timing."""
+"""Limits of a device: its own copy bandwidth and matmul rate, against which everything else is held; and timing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A small decoder with random weights, just enough of one to run the kernels in their places.
 
-Owns nothing of the engine on purpose: it says whether the kernels work together, and what a decode step costs with
-them, independently of scheduler, weights and samplers.
+Owns nothing of the engine on purpose: it shows that the kernels work together, and the cost of a decode step with them,
+independently of scheduler, weights and samplers.
 """
 
 from __future__ import annotations

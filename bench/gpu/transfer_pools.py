@@ -1,4 +1,4 @@
-"""What both ends of the transfer part share: pools with known content, the secret, tickets."""
+"""Shared by both ends of the transfer part: pools with known content, the secret, tickets."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def ticket(number: int, blocks: int, endpoints: tuple[Endpoint, ...]) -> Ticket:
 
 
 def as_json(made: Ticket) -> dict[str, Any]:
-    """What `ticket_of` needs to make the same one."""
+    """The fields from which `ticket_of` makes the same one."""
     return {
         "number": made.transfer, "blocks": len(made.groups[0].blocks), "endpoints": [asdict(e) for e in made.endpoints],
     }  # fmt: skip

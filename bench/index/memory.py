@@ -1,7 +1,7 @@
-"""Memory of a router's replica while ever more distinct prefixes come in, and how long it stands still for them.
+"""Memory of a router's replica while ever more distinct prefixes come in, and how long they block it.
 
 Every block hash stands for one prefix: it covers all tokens before it. Workers evict as well, but the replica may not
-rely on it, so here nobody removes anything.
+rely on it, so here nothing is removed.
 """
 
 from __future__ import annotations

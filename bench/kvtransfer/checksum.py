@@ -1,4 +1,4 @@
-"""What the checksum costs: gather and scatter of 1 MiB frames with it, without it, and without the native library.
+"""Cost of the checksum: gather and scatter of 1 MiB frames with it, without it, and without the native library.
 
 Blocks lie in random order in a pool that no cache holds. The three ways take turns, a batch of calls each.
 """

@@ -70,6 +70,6 @@ def serve(handlers: dict[str, Handler], commands: Iterable[str] = sys.stdin) -> 
         fields = json.loads(line)
         try:
             answer = handlers[fields.pop("command")](**fields)
-        except Exception as error:  # noqa: BLE001 - told to the parent, which ends the run
+        except Exception as error:  # noqa: BLE001 - sent to the parent, which ends the run
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), flush=True)

@@ -36,7 +36,7 @@ SETTLE_STEPS = 20
 
 
 class DecodingEnd(ReceiverEnd):
-    """A receiver whose process also generates."""
+    """A receiver in a process that also generates."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         super().__init__(options)

@@ -81,7 +81,7 @@ def _streamed(transport: str, prompts: int) -> list[Row]:
 
 
 def _one(sender: Child, receiver: Child, command: str, number: int) -> tuple[dict[str, Any], float]:
-    """One transfer of a prompt; what the sender says, and when the receiver had verified it."""
+    """One transfer of a prompt; the sender's answer, and when the receiver had verified it."""
     receiver.call("expect", first=number, count=1, blocks=BLOCKS)
     said = sender.call(command, number=number)
     return said, receiver.call("settle", count=1, blocks=BLOCKS)["verified_s"][0]
@@ -114,7 +114,7 @@ def _served(flags: tuple[str, ...], prompts: int) -> list[Answer]:
 
         async def one() -> Answer:
             prompt = [dice.randrange(300, 4000) for _ in range(TOKENS)]
-            bias = {"400": 100}  # random weights say tokens that are no whole characters
+            bias = {"400": 100}  # random weights give tokens that are no whole characters
             now_s = asyncio.get_running_loop().time()
             return await ask(cluster.api, body_of(prompt, 8, "bench-135m", logit_bias=bias), now_s, TIMEOUT_S)
 

@@ -26,7 +26,7 @@ TURNS = 6
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which cores run what; `step_core` None: steps run where receiving does."""
+    """Cores of each part; `step_core` None: steps run where receiving does."""
 
     sending: Sequence[int]
     receiving: Sequence[int]

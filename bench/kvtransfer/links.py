@@ -1,7 +1,7 @@
 """P and D in network namespaces of their own, the link between them capped: throughput as a share of the cap.
 
 A veth pair with a token bucket (`tc … tbf`) on both ends. Uncapped, the limit is a plain socket through the same pair.
-Needs root, `ip` and `tc`; where that is not given the part says so and has no rows.
+Needs root, `ip` and `tc`; where that is not given the part reports it and has no rows.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a lossy hand-over costs in logits: the KV of a prompt goes through a codec, the text after it is scored.
+"""Cost of a lossy hand-over in logits: the KV of a prompt goes through a codec, the text after it is scored.
 
-The bundled model reads ordinary English (`bench.pages`), float32 throughout; a model of random weights would
-say nothing here, for it has learnt no text that a codec could spoil. Scored is every token of the continuation, each
-after exact tokens before it, with the prompt's KV as the receiver would have it. Exact KV gives the baseline.
+The bundled model reads ordinary English (`bench.pages`), float32 throughout; a model of random weights would show
+nothing here, for it has learnt no text that a codec could spoil. Scored is every token of the continuation, each after
+exact tokens before it, with the prompt's KV as the receiver would have it. Exact KV gives the baseline.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which blocks of which pool a transfer of the benchmark carries. Both ends work it out alike from its number."""
+"""Blocks and pools that a transfer of the benchmark carries. Both ends work them out alike from its number."""
 
 from __future__ import annotations
 

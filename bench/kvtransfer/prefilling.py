@@ -101,7 +101,7 @@ class PrefillEnd:
         self._sender.close()
 
     def _push(self, ticket: Ticket, plan: PushPlan) -> int:
-        """What the plan lets go; its bytes."""
+        """Push the part that the plan releases; returns its bytes."""
         moved = 0
         for push in plan.take():
             ours, offset_tokens, tokens = plan.source(push)

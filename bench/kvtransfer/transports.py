@@ -39,7 +39,7 @@ class Run:
 
 @dataclass(slots=True)
 class Samples:
-    """What the batches of one way gave."""
+    """Measurements of the batches of one way."""
 
     bytes_per_s: list[float] = field(default_factory=list)
     each_s: list[float] = field(default_factory=list)

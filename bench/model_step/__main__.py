@@ -31,7 +31,7 @@ def decode_batch(runner: ModelRunner, batch: int, context: int) -> StepBatch:
 
 
 def prefill_batch(runner: ModelRunner, tokens: int) -> StepBatch:
-    """The first chunk of one prompt, whose last logits are wanted."""
+    """The first chunk of one prompt, with its last logits wanted."""
     table = range(runner.layout.groups[0].blocks_for(tokens))
     ids = [place % runner.vocab_size for place in range(tokens)]
     return StepBatch(ids, list(range(tokens)), [SeqSlice(tokens, tokens, (table,))], [tokens - 1])

@@ -52,7 +52,7 @@ def setup_of(case: str, arguments: argparse.Namespace, calibration: Calibration)
 
 
 def made_up(kind: str, seed: int) -> Trace:
-    """A trace for who has none, or asks what one system prompt does."""
+    """A synthetic trace, for users without one, or to see the effect of one system prompt."""
     if kind == "shared":
         return shared_prompt(requests=6000, rate=8.0, shared_tokens=8192, own_tokens=2048, output_tokens=128, seed=seed)
     return conversations(Conversations(requests=4000), seed)
@@ -135,7 +135,7 @@ def _played(arguments: argparse.Namespace, trace: Trace, base: Setup) -> Iterato
 
 
 def _load(arguments: argparse.Namespace, trace: Trace, calibration: Calibration) -> dict[str, Any]:
-    """What figures of one file have in common."""
+    """Fields that figures of one file have in common."""
     names = ("seconds", "scale", "share", "base", "prefill", "decode", "mixed")
     of_trace = {"trace": trace.name, "requests": len(trace.requests), "seed": arguments.seed}
     return {**of_trace, "calibration": asdict(calibration), **{name: getattr(arguments, name) for name in names}}

@@ -1,4 +1,4 @@
-"""What can be compared: every policy of the router, and queue orders."""
+"""Subjects of comparison: every policy of the router, and queue orders."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def shares(case: str, seen: Mapping[str, Counter[str]]) -> list[Row]:
 
 
 def measure(cluster: Cluster, case: str, load: Load, seconds: float, seed: int) -> list[Row]:
-    """First without anybody who looks, then with."""
+    """First without an observer, then with."""
     dice = Random(seed)
     check_served(load(cluster.api, dice, min(3.0, seconds)))
     answers = load(cluster.api, dice, seconds)

@@ -1,4 +1,4 @@
-"""What functions processes are in, looked at many times a second from outside, by py-spy."""
+"""Samples the functions that processes are in, many times a second from outside, by py-spy."""
 
 from __future__ import annotations
 

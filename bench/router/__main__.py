@@ -102,7 +102,7 @@ def offer(house: House, plan: Sequence[Due], marks: Sequence[tuple[float, Callab
 
 
 def long_answers(house: House, make: Make, rate: float, seconds: float, tokens: int) -> list[Row]:
-    """What is served of `rate` streams a second, and what the router uses, once as many run as ever will."""
+    """Streams served of `rate` a second, and the router's use of resources, once as many run as ever will."""
     case = "128 token ids, 512 tokens"
     house.report()
     found = serve(house, make, rate, seconds, tokens)
@@ -124,7 +124,7 @@ def late(seen: Seen) -> float:
 
 
 def latency(house: House, prompts: Prompts, seconds: float, load_rate: float) -> list[Row]:
-    """What is added for long prompts, while the core has half of its load of 128-token text prompts: `load_rate` a
+    """Added latency of long prompts, while the core has half of its load of 128-token text prompts: `load_rate` a
     second. Limits are for a core that encodes 8k tokens of text in LIMITS_8K_MS, and in proportion on slower ones.
 
     Each request comes at any moment of its turn: at even distances all would meet the workers' steps at one moment of

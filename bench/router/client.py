@@ -42,9 +42,8 @@ class Due:
 
 @dataclass(slots=True)
 class Answer:
-    """What came of one: monotonic seconds, `sent_s` of the first byte, `first_s` of the first event with text and
-    `last_s` of the last byte as the kernel took them: when this process gets to read them is none of the router's
-    business."""
+    """Result of one request: monotonic seconds, `sent_s` of the first byte, `first_s` of the first event with text and
+    `last_s` of the last byte as the kernel took them: the delay until this process reads them is not the router's."""
 
     kind: str
     due_s: float
@@ -54,7 +53,7 @@ class Answer:
     last_s: float = 0.0
     events: int = 0
     is_refused: bool = False
-    """It was told to come back later."""
+    """It was rejected, to be retried later."""
 
 
 @dataclass(slots=True)
@@ -72,7 +71,7 @@ class Load:
     port: int
     timeout_s: float = 30.0
     may_refuse: bool = False
-    """Whether it may say that it has no room."""
+    """True if it may be rejected for lack of room."""
     _idle: list[socket.socket] = field(default_factory=list)
     _selector: selectors.BaseSelector = field(default_factory=selectors.EpollSelector)
     _wall_offset_s: float = field(default_factory=lambda: time.time() - time.monotonic())

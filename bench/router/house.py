@@ -60,7 +60,7 @@ class House:
     _scripted: subprocess.Popen[str]
 
     def report(self) -> dict[str, Any]:
-        """What the workers noted since the last report."""
+        """Notes of the workers since the last report."""
         assert self._scripted.stdin is not None
         assert self._scripted.stdout is not None
         self._scripted.stdin.write("report\n")
@@ -134,7 +134,7 @@ def running(workers: int, step_ms: float) -> Iterator[House]:
 
 
 def _model(folder: Path) -> Path:
-    """What a router reads of the bundled model, with a longer context: nobody computes anything here."""
+    """Files that a router reads of the bundled model, with a longer context: no part computes anything here."""
     copy = folder / "model"
     copy.mkdir()
     for path in MODEL.iterdir():

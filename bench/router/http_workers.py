@@ -1,7 +1,7 @@
 """One process that plays workers for a router that speaks HTTP to them: completions as events, a token every
 `--step-ms` for all sequences of a worker, the first one after PREFILL_S. Prints its ports; the end of stdin ends it.
 
-It says what a server of the OpenAI API says, in as many bytes, and does as little for it as `workers.py` does.
+It sends what a server of the OpenAI API sends, in as many bytes, and does as little for it as `workers.py` does.
 """
 
 from __future__ import annotations

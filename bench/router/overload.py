@@ -37,8 +37,8 @@ class Target(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What was served of `offered` streams a second, once as many ran as ever would: `rate` streams a second, for
-    `cpu_ms` of processor time each. `refused`: answers that were none."""
+    """Result of `offered` streams a second, once as many ran as ever would: `rate` streams a second were served, for
+    `cpu_ms` of processor time each. `refused`: rejected requests."""
 
     offered: float
     rate: float

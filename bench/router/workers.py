@@ -1,9 +1,9 @@
 """One process that plays many scripted workers over the real worker protocol, and notes when what arrived and left.
 
-All workers share one address; the router's hello says which incarnation it means, and so which worker. Half of them
+All workers share one address; the router's hello names the incarnation that it means, and so which worker. Half of them
 prefill, each prompt in PREFILL_S; the others decode: one step every `--step-ms` gives each of their sequences a token,
-all in one message. What real workers say of a request's phases, of their load and to pings, these say too, and put it
-together by the same code.
+all in one message. They send what real workers send about a request's phases, about their load and to pings, made by
+the same code.
 
 On stdin: `report` asks for everything noted since the last one, as a line of JSON; the end of stdin ends the process.
 """
@@ -41,7 +41,7 @@ from tools.made_up_worker import MadeUpWorker, let_in
 
 LOAD_S = 0.1
 PREFILL_S = 0.005
-"""So that a first token does not wait behind what was said of its request before."""
+"""So that a first token does not wait behind earlier messages about its request."""
 PREFILL_TOKENS_PER_S = 1e6
 """As reported: so fast that no request waits in the router for room at a worker."""
 BLOCK_TOKENS = 16
@@ -81,7 +81,7 @@ class Notes:
 
 
 class Worker:
-    """One scripted worker: `outbox` is what it has to say to its router."""
+    """One scripted worker: `outbox` holds its messages to its router."""
 
     def __init__(self, name: str, role: RoleName, fabric: Fabric) -> None:
         self.name, self.role, self.incarnation = WorkerId(name), role, new_incarnation()
@@ -138,7 +138,7 @@ class Worker:
         self._is_changed = True
 
     def load(self) -> None:
-        """Say how busy it is, if anything changed."""
+        """Report how busy it is, if anything changed."""
         if not self._is_changed and not self._decoding:
             return
         self._is_changed = False

@@ -31,7 +31,7 @@ OF_THE_MODEL = ("torch_s", "weights_s")
 
 
 def started(model: Path) -> dict[str, float]:
-    """Phase → seconds, `took_s` of all, as the worker says them."""
+    """Phase → seconds, `took_s` of all, as the worker reports them."""
     with running("--mixed", "1", "--prefill", "0", "--decode", "0", "--model", str(model)) as cluster:
         logs = "\n".join(file.read_text(errors="replace") for file in cluster.folder.rglob("*.log"))
     (line,) = [line for line in logs.splitlines() if " worker started " in line and "took_s=" in line]
@@ -68,7 +68,8 @@ def warm(starts: int) -> list[Row]:
 
 
 def first(starts: int) -> list[Row]:
-    """Of whole clusters, by the clock of who started them; a cache is empty in each start of a case that says so."""
+    """Of whole clusters, by the clock of the launching process; a cache is empty in each start of a case that has it
+    so."""
     models: dict[str, Path | None] = {"tiny": None}
     if (found := cold.smollm2()) is not None:
         models["SmolLM2"] = found

@@ -33,7 +33,7 @@ READY_LIMIT_S = {"tiny": 6.0, "SmolLM2": 10.0}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """`set` and `unset` are variables of the environment; with `has_new_cache` the user's cache is an empty folder in
-    each start. `python`: the interpreter whose Tandem starts."""
+    each start. `python`: the interpreter with the Tandem that starts."""
 
     name: str
     set: dict[str, str] = field(default_factory=dict)

@@ -44,7 +44,7 @@ def prefill_batch(tokens: int) -> StepBatch:
 
 
 def follow(pair: RingPair) -> None:
-    """Decode what comes and answer with the time when that was done, until told to stop."""
+    """Decode what comes and answer with the time when that was done, until stopped."""
     reader, writer = RingReader(pair.commands), RingWriter(pair.reports)
     while True:
         select.select([reader.filled], [], [], TIMEOUT_S)
