@@ -1,4 +1,4 @@
-"""What all proofs share: their results file, from which a run that was stopped goes on, and how a run ends."""
+"""Shared by all proofs: their results file, from which a run that was stopped goes on, and how a run ends."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ CUT = os.EX_TEMPFAIL
 """Exit status of a run that broke no promise and left something to do: run it again to go on."""
 Entry = TypeVar("Entry")
 UNKNOWN = "unknown"
-"""Stands for the commit of results that do not say which code made them."""
+"""Stands for the commit of results without one."""
 
 
 class Record:
     """Results of one proof under one seed. They are kept for as long as `about`, the seed among it, is the same.
 
-    `content` is what the file holds, to be changed in place and saved; the commits that results come from are told
+    `content` is what the file holds, to be changed in place and saved; the commits that results come from are saved
     with them.
     """
 
@@ -48,7 +48,8 @@ class Record:
         replace_text(self.path, "{\n" + ",\n".join(lines) + "\n}\n")
 
     def verdict(self, done: int, *, left: int = 0, broken: int = 0) -> int:
-        """Say what came of the run; its exit status. `done`: wanted results on record, of which some are `broken`."""
+        """Print the run's result; returns its exit status. `done`: wanted results on record, of which some are
+        `broken`."""
         known = f"{done} results" + (f" of commit {', '.join(self._commits)}" if self._commits else "")
         again = f"they are in {self.path}; --fresh runs them again"
         if broken:
@@ -71,7 +72,7 @@ def arguments_of(name: str, doc: str | None) -> argparse.ArgumentParser:
 
 
 def add_every(parser: argparse.ArgumentParser) -> None:
-    """`--every`, for proofs whose entries are the same under each seed, so that some seeds can divide them."""
+    """`--every`, for proofs with entries that are the same under each seed, so that some seeds can divide them."""
     parser.add_argument(
         "--every", type=_at_least_one, default=1,
         help="run only each so many-th entry, counted from the seed on: so many seeds in a row run all of them",
@@ -85,7 +86,7 @@ def share(entries: Sequence[Entry], seed: int, every: int) -> Sequence[Entry]:
 
 @contextmanager
 def said_how_to_repeat(name: str, options: str) -> Iterator[None]:
-    """What is raised within is a broken promise: says how to see it alone."""
+    """An exception within is a broken promise: print how to repeat it alone."""
     try:
         yield
     except Exception:

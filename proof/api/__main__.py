@@ -65,7 +65,7 @@ def _run(record: Record, slices: list[dict[str, Any]], arguments: argparse.Names
 
 
 def _slice(cluster: Cluster, seed: int, seconds: int) -> dict[str, Any] | None:
-    """What was sent and what became of it; None if that breaks a promise."""
+    """Return the requests sent and their outcomes; None if that breaks a promise."""
     before, began_s = _outcomes(cluster), time.monotonic()
     outcome = run(cluster.api, "--max-time", str(seconds), seed=seed, timeout_s=seconds + 120)
     after, took_s = _outcomes(cluster), time.monotonic() - began_s

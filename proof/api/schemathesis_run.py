@@ -18,7 +18,7 @@ CHECKS = (
 _SETTINGS = """[checks]
 not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", "503", "504"]
 """
-"""503 and 504 are what a request is told that allows itself too little time; who calls looks at how many there were."""
+"""503 and 504 answer a request that allows itself too little time; the caller checks how many there were."""
 _CASES = re.compile(r"(\d+) generated")
 
 

@@ -47,7 +47,7 @@ class _Proof:
         self._runs: dict[str, dict[str, Any]] = record.content.setdefault(f"{engine.kind} runs", {})
 
     def run(self, ends_s: float) -> int:
-        """What is not on record yet; how many runs are left when the time is over."""
+        """Run what is not on record yet; returns how many runs are left when the time is over."""
         name = f"{self._engine.kind} measured"
         if name not in self._record.content:
             self._record.content[name] = self._engine.measured()

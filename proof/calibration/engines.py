@@ -27,7 +27,7 @@ _TRANSPORT = "shm"
 _FIRST_TOKEN, _LAST_TOKEN = 300, 4000
 """Ids that are text in the bundled model's vocabulary."""
 _WHOLE = {"400": 100}
-"""Random weights say tokens that are no whole characters, which a client would get late: all say this one."""
+"""Random weights give tokens that are no whole characters, which a client would get late: all give this one."""
 
 
 class EngineKind(StrEnum):
@@ -57,8 +57,8 @@ class Engine:
         return ["--config", str(config)]
 
     def measured(self) -> dict[str, Any]:
-        """What `calibration.from_record` takes: steps of the engine by itself, and moves of KV, as `bench/engine`
-        measures them; of a sim engine the settings say what its steps take."""
+        """Input of `calibration.from_record`: steps of the engine by itself, and moves of KV, as `bench/engine`
+        measures them; for a sim engine the settings give the times of its steps."""
         if self.kind is EngineKind.MODEL:
             return measured(model_135m.folder(), transport=_TRANSPORT)
         model, worker = read_model_config(BUNDLED), self.worker

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tandem.controlplane.simulator.summary import quantile
 
 JUDGED = ("ttft_p50_s", "ttft_p90_s", "tokens_per_s")
-"""What a prediction is held to."""
+"""Metrics by which a prediction is judged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ def figures(served: Sequence[Served]) -> dict[str, float]:
 
 
 def errors(real: Mapping[str, float], said: Mapping[str, float]) -> dict[str, float]:
-    """What a prediction says too much (+) or too little, as a part of what is real."""
+    """The prediction's relative errors: too much (+) or too little, as a part of the real value."""
     return {name: said[name] / value - 1 for name, value in real.items()}
 
 

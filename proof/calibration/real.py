@@ -46,7 +46,7 @@ def play(engine: Engine, run: Run, trace: Trace) -> dict[str, Any]:
 
 
 def _all_there(cluster: Cluster, count: int) -> dict[str, dict[str, float]]:
-    """What every worker has counted so far; a cluster serves as soon as the router knows one that can."""
+    """Counts of every worker so far; a cluster serves as soon as the router knows one that can."""
 
     def known() -> bool:
         rows = cluster.status()["workers"]
@@ -69,7 +69,7 @@ def served(trace: Trace, answers: Sequence[Answer]) -> list[Served]:
 
 
 def _worked(cluster: Cluster, before: dict[str, dict[str, float]], trace: Trace) -> dict[str, dict[str, float]]:
-    """What every worker counted since; reports come a moment later than answers. First tokens are their prompts'."""
+    """Counts of every worker since; reports come a moment later than answers. First tokens are their prompts'."""
     prompts = sum(one.prompt_tokens for one in trace.requests)
     answers = sum(one.output_tokens - 1 for one in trace.requests)
 

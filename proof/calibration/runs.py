@@ -1,4 +1,4 @@
-"""What is run: which workers, which lengths, how loaded; which half calibrates. The same requests for both sides."""
+"""The runs: workers, lengths and loads; one half calibrates. The same requests for both sides."""
 
 from __future__ import annotations
 

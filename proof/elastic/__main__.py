@@ -1,10 +1,10 @@
 """Random `scale`, `flip`, `drain`, `uncordon`, `restart` and `rollout` commands against real processes under load.
 
 Each round starts a cluster with the simulated engine, keeps clients asking, and gives one command after another. Every
-command has to end with 0, no answer may differ by a token from the undisturbed one, whoever left has no process any
-more, a flip takes less than a second without its drain and keeps the prefixes that the worker holds, a rollout that is
-undone half way restores the revision before, and at the end of a round the ledgers balance. Rounds that are done stay
-in --out: a run that was stopped, or ran out of --seconds, goes on.
+command has to end with 0, no answer may differ by a token from the undisturbed one, a worker that left has no process
+any more, a flip takes less than a second without its drain and keeps the prefixes that the worker holds, a rollout that
+is undone half way restores the revision before, and at the end of a round the ledgers balance. Rounds that are done
+stay in --out: a run that was stopped, or ran out of --seconds, goes on.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ ANSWERS_AFTER = 3
 
 
 def play_round(seed: int, number: int, commands: int, flip_s: float = FLIP_S) -> list[dict[str, Any]]:
-    """What was commanded and what came of it. Raises AssertionError at the first broken promise. `flip_s`: what a flip
-    may take without its drain."""
+    """Return the commands and their results. Raises AssertionError at the first broken promise. `flip_s`: the bound on
+    a flip without its drain."""
     rng = random.Random(f"{seed} {number}")
     done: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="td-") as folder:

@@ -1,4 +1,4 @@
-"""What was answered to a prompt, laid against transformers: in fp32 by numbers, in bfloat16 by the best tokens."""
+"""Compares answers to prompts with transformers: in fp32 by numbers, in bfloat16 by the best tokens."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class PathVerdict:
 
     @property
     def complaint(self) -> str:
-        """What promise is broken; empty if none."""
+        """The broken promise; empty if none."""
         if self.max_error > (TOLERANCE if self.dtype == "float32" else sys.float_info.max):
             return f"log-probabilities differ by {self.max_error:.1e}"
         if self.unequal:
@@ -72,7 +72,7 @@ def judge(dtype: str, answers: Iterable[tuple[Answer, Tensor, bool]]) -> PathVer
 
 
 def _look_exactly(chosen: int, _best: list[tuple[int, float]], row: Tensor, off: float) -> tuple[bool, bool, bool]:
-    """Whether it is compared, whether it is right, whether what follows says nothing any more."""
+    """Return if it is compared, if it is right, and if later tokens no longer count."""
     two = row.topk(2)
     is_clear = float(two.values[0] - two.values[1]) > CLEAR_GAP * max(off, 1e-7)
     return is_clear, int(two.indices[0]) == chosen, False

@@ -27,7 +27,7 @@ OUTPUT_TOKENS = 12
 MAX_MODEL_LEN = 256
 _BEST = 20
 _LONG_OUTPUT_TOKENS = 40
-"""So many that those who run together outgrow a pool that has no room for all."""
+"""So many that requests that run together outgrow a pool without room for all."""
 _ROOMY, _TIGHT = 1024, 18
 """Tokens of a pool that has room for all prompts, and blocks of one that has not."""
 

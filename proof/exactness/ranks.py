@@ -1,6 +1,6 @@
 """Answers of a model that is split over the processes of a tensor-parallel group, on gloo.
 
-All ranks are told the same steps beforehand, so what follows a prompt is the reference's own answer; what the ranks
+All ranks are given the same steps beforehand, so what follows a prompt is the reference's own answer; what the ranks
 would have chosen themselves is in their logits.
 """
 
@@ -72,7 +72,7 @@ def _steps(prompts: list[list[int]], texts: list[list[int]]) -> list[dict[str, A
 
 
 def _run(folder: Path, size: int) -> None:
-    """All ranks, each a process, to their end; AssertionError with what they said if one fails."""
+    """Run all ranks, each a process, to their end; AssertionError with their output if one fails."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     commands = [
         [sys.executable, "-m", tp_program.__name__, str(folder), str(rank), str(size), "cases", "60", "60"]

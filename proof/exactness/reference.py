@@ -1,4 +1,5 @@
-"""What transformers says: log-probabilities after every token of a fixed text, in fp32 if not asked otherwise."""
+"""Reference results of transformers: log-probabilities after every token of a fixed text, in fp32 if not asked
+otherwise."""
 
 from __future__ import annotations
 
@@ -45,5 +46,5 @@ class Reference:
         return answer[:count]
 
     def is_clear(self, prompt: list[int], output: list[int]) -> bool:
-        """Whether no router of a mixture of experts was near to choosing otherwise, in a text asked for before."""
+        """True if no router of a mixture of experts was near to choosing otherwise, in a text asked for before."""
         return (*prompt, *output) not in self._unclear

@@ -29,7 +29,8 @@ class RouterGap:
 
 
 def _choices(router: Any, logits: Tensor) -> Iterator[tuple[Tensor, int]]:
-    """What was chosen by, and how many were taken: of groups of experts, where there are some, then of experts."""
+    """The scores of each choice, and how many were taken: of groups of experts, where there are some, then of
+    experts."""
     groups, kept = getattr(router, "num_group", None) or 1, getattr(router, "topk_group", None) or 1
     correction = getattr(router, "e_score_correction_bias", None)
     if correction is not None:

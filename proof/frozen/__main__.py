@@ -1,9 +1,9 @@
-"""Workers that stand still until everybody gave them up, and wake up: they are out of rotation in 3 s, and come back as
-somebody else; one that is killed is out in 1 s.
+"""Workers that stand still until all others gave them up, and wake up: they are out of rotation in 3 s, and come back
+under another incarnation; one that is killed is out in 1 s.
 
-Each role × idle or at work × what becomes of the volatile store meanwhile (nothing, emptied, an old dump, Redis started
-on its old files), and kill -9 of a host or a rank of either role. No request may fail, every answer is held against the
-oracle, and whoever it was before may have written nothing. Entries that are done stay in --out.
+Each role × idle or at work × the fate of the volatile store meanwhile (nothing, emptied, an old dump, Redis started on
+its old files), and kill -9 of a host or a rank of either role. No request may fail, every answer is held against the
+oracle, and the old incarnation may have written nothing. Entries that are done stay in --out.
 """
 
 from __future__ import annotations

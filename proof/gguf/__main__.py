@@ -1,9 +1,9 @@
 """Mutated GGUF files end in a model or in one line: never in a crash, a traceback, seconds or gigabytes.
 
 Slices of random models of each family that GGUF files have, with other types of blocks, each under a seed of its own:
-every file is read as a cluster reads it, config, weights and tokenizer, in a process whose memory is bounded. Broken:
-a process that dies, an error that is none of ours or has more lines than one, more than 10 s for a file, and memory
-that grows by more than 64 MiB. Finished slices are kept in --out.
+every file is read as a cluster reads it, config, weights and tokenizer, in a process with bounded memory. Broken: a
+process that dies, an error that is none of ours or has more lines than one, more than 10 s for a file, and memory that
+grows by more than 64 MiB. Finished slices are kept in --out.
 """
 
 from __future__ import annotations

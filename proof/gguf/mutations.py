@@ -1,4 +1,4 @@
-"""What may befall a GGUF file: bits that flip, lengths that lie, pieces that are gone, twice or of another file."""
+"""Mutations of a GGUF file: bits that flip, wrong lengths, pieces that are gone, twice or of another file."""
 
 from __future__ import annotations
 

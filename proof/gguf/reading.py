@@ -1,4 +1,4 @@
-"""A process that reads mutated GGUF files all the way, as workers and routers do, and says how each ends."""
+"""A process that reads mutated GGUF files all the way, as workers and routers do, and reports how each ends."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _outcome(path: Path) -> str:
 
 
 def _read(path: Path) -> None:
-    """What `up`, a worker and a router do with it."""
+    """Read it as `up`, a worker and a router do."""
     tokenizer_digest(path)
     config = read_model_config(path)
     decoder = Decoder(config, dtype=torch.float32, max_positions=POSITIONS)

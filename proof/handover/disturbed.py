@@ -31,7 +31,8 @@ POOL_BLOCKS = (13, 16, 32)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one seed did: requests, attempts of them, those answered whole, breakages on purpose, turns of the loops."""
+    """Counts of one seed: requests, attempts of them, those answered whole, breakages on purpose, turns of the
+    loops."""
 
     requests: int
     attempts: int
@@ -42,7 +43,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Ask:
-    """What is asked; prompts share prefixes."""
+    """A request; prompts share prefixes."""
 
     tokens: int
     branch: int
@@ -65,7 +66,7 @@ ASKS = [
 
 
 def undisturbed(folder: Path) -> dict[Ask, list[list[int]]]:
-    """What every ask answers when nothing goes wrong."""
+    """Every request's answer when nothing goes wrong."""
     pair = Loopback(folder, MODEL, **SETTINGS | {"transport": "grpc"})
     for index, ask in enumerate(ASKS):
         pair.submit(f"u{index}", ask.prompt, max_tokens=MAX_TOKENS, **ask.sampling)
@@ -140,7 +141,7 @@ class Disturbed(Loopback):
         self.submit(flight.id, flight.ask.prompt, forced=flight.forced(), **place, **sampling)
 
     def end(self, flight: Flight, lag: int = 0) -> None:
-        """The router is done with it: both ends hear it, one perhaps later."""
+        """The router is done with it: both ends get its cancel, one perhaps later."""
         flight.is_over = True
         cancel = w.Cancel(request=flight.id, attempt=flight.attempt, reason="done")
         ranks = [self.p, self.d]

@@ -1,9 +1,9 @@
 """Hostile clients send what is just below each bound, and honest streams of another tenant lose nothing.
 
 A simulated cluster of a prefill and a decode worker serves honest streams alone (calm), then beside hostile clients of
-another tenant and of none, slice by slice with a seed each. Broken: a stream that is lost or wrong, gaps between
-tokens whose p99 is more than 1.5 times that of the calm before, a worker link that ended, an answer of status 500, and
-memory of the router that has not come back at the end. Finished slices are kept in --out.
+another tenant and of none, slice by slice with a seed each. Broken: a stream that is lost or wrong, gaps between tokens
+with a p99 of more than 1.5 times that of the calm before, a worker link that ended, an answer of status 500, and memory
+of the router that has not come back at the end. Finished slices are kept in --out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STEP_S = 0.02
 """Of the simulated engine: what is between two tokens when nothing disturbs."""
 SLOWER = 1.5
 MEMORY_MIB = 96
-"""What the router's memory may have grown by, once all is quiet: freed memory that malloc keeps."""
+"""Allowed growth of the router's memory, once all is quiet: freed memory that malloc keeps."""
 CALM_S = 15.0
 QUIET_S = 90.0
 
@@ -74,7 +74,7 @@ def _slice(
     cluster: Cluster, streams: Streams, hostile: str, seed: int, seconds: float, arguments: argparse.Namespace,
     before_mib: float,
 ) -> dict[str, Any]:  # fmt: skip
-    """What was seen, and every promise that it breaks."""
+    """Return the measurements, and every promise that they break."""
     calm = asyncio.run(streams.run(min(CALM_S, seconds)))
     clients = [
         _start(cluster, hostile, 1000 * seed + number, seconds, arguments) for number in range(arguments.clients)
@@ -99,7 +99,7 @@ def _slice(
 
 
 def _broken(calm: Seen, seen: Seen, found: dict[str, Any]) -> list[str]:
-    """What was promised and is not so."""
+    """Return the broken promises."""
     before_mib, after_mib = found["router_mib"]
     failed = [name for name in found["outcomes"] if name.rpartition(" ")[2] == "500"]
     complaints = [f"lost: {why}" for why in (*calm.lost, *seen.lost)[:5]]

@@ -27,7 +27,7 @@ from tandem.rpc.v1 import inference_pb2_grpc
 
 MODEL = "tandem-tiny"
 IN_LOOP_BYTES = 250 * 1024
-"""What the router still parses where its other work is done."""
+"""Size of a body that the router still parses on its event loop."""
 BODY_BYTES = (4 << 20) - 4096
 GRPC_BYTES = (4 << 20) - 4096
 FILE_BYTES = 4 << 20
@@ -76,7 +76,7 @@ class Attacker:
         return self.post(path, f'{{"model":"{MODEL}","input":"hi","prompt":"hi",{where}}}'.encode())
 
     def template(self) -> str:
-        """What a chat template would have to walk."""
+        """A body that a chat template would have to walk."""
         size = self.dice.choice((15_000, IN_LOOP_BYTES, BODY_BYTES))
         start = f'{{"model":"{MODEL}","messages":[{{"role":"user","content":"hi"}}],"chat_template_kwargs":{{"a":['
         return self.post("/v1/chat/completions", filled(start, "[],[]", "]}}", size))
@@ -111,7 +111,7 @@ class Attacker:
         return self.upload(b"a" * FILE_BYTES)[0]
 
     def poisoned_batch(self) -> str:
-        """Lines whose bodies are nested as deep as a parser takes."""
+        """Lines with bodies nested as deep as a parser takes."""
         levels = self.dice.choice((200, 255, 1000))
         nested = "[" * levels + "]" * levels
         lines = [
@@ -234,7 +234,7 @@ WRONG = (
     ("/v1/responses", f'{{"model":"{MODEL}","input":"hi","include":[', "{}", "]}"),
     ("/tokenize", f'{{"model":"{MODEL}","messages":[', "1", "]}"),
 )  # fmt: skip
-"""Path, begin, element and end of bodies whose one list has nothing right in it."""
+"""Path, begin, element and end of bodies with one list that has nothing right in it."""
 
 
 def attacks(attacker: Attacker) -> dict[str, Callable[[], str]]:

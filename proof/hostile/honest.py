@@ -1,4 +1,4 @@
-"""Honest clients: streams of answers whose every byte is known, and the gaps between their tokens."""
+"""Honest clients: streams of answers with every byte known, and the gaps between their tokens."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TIMEOUT_S = 120.0
 
 @dataclass(slots=True)
 class Seen:
-    """What the streams noted. `gaps_s`: between two events of an answer; `lost`: reasons of answers that are wrong."""
+    """Notes of the streams. `gaps_s`: between two events of an answer; `lost`: reasons of answers that are wrong."""
 
     gaps_s: list[float] = field(default_factory=list)
     answers: int = 0

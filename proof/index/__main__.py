@@ -26,7 +26,7 @@ from tests.chaos.router_scene import ROUTERS, router_scene
 
 TROUBLES_A_SEED = 5
 THEN = (("stopped", "restore"), ("worker", "restore"))
-"""After random troubles: whoever lapsed, or died, is in the dump that comes back."""
+"""After random troubles: a worker that lapsed, or died, is in the dump that comes back."""
 FIRST_PAIRS, PAIRS, MOST_PAIRS, REQUESTS = 2, 10, 60, 200
 """Hit rates of one router and of three, by turns; the first ones, while caches fill, do not count."""
 ALLOWED = 0.02
@@ -38,7 +38,7 @@ Found = dict[str, Any]
 
 
 def run_seed(seed: int, folder: Path) -> Found:
-    """What happened; AssertionError if a promise was broken."""
+    """Return the measurements of a seed; AssertionError if a promise was broken."""
     rng = random.Random(seed)
     rounds: list[Found] = []
     with index_scene(folder, seed) as scene:
@@ -79,13 +79,13 @@ def run_routers(seed: int) -> Found:
 
 
 def is_clear(one: Sequence[float], three: Sequence[float]) -> bool:
-    """Whether more pairs would hardly change on which side of what is allowed the mean of three routers is."""
+    """True if more pairs would hardly change on which side of the allowed value the mean of three routers is."""
     error = math.sqrt(statistics.variance(one) / len(one) + statistics.variance(three) / len(three))
     return abs(_more_than_allowed(statistics.fmean(one), statistics.fmean(three))) > SURE * error
 
 
 def is_short(routers: Found) -> bool:
-    """Whether three routers find less than they may."""
+    """True if three routers find less than is allowed."""
     return _more_than_allowed(statistics.fmean(routers["one"]), statistics.fmean(routers["three"])) < 0
 
 

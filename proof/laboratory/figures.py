@@ -33,5 +33,5 @@ def figures(served: Sequence[Served], busy_s: Sequence[float]) -> dict[str, floa
 
 
 def errors(real: dict[str, float], virtual: dict[str, float]) -> dict[str, float]:
-    """What the laboratory says too much (+) or too little, as a part of what is real."""
+    """The laboratory's relative errors: too much (+) or too little, as a part of the real value."""
     return {name: (virtual[name] - value) / value if value else 0.0 for name, value in real.items()}

@@ -25,8 +25,8 @@ _IDLE_TOKENS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Idle:
-    """What an idle cluster takes: to the first token of a prompt of SHORT and one of LONG tokens, and from token to
-    token. `kv_tokens`: what a worker's pool holds."""
+    """Times of an idle cluster: to the first token of a prompt of SHORT and one of LONG tokens, and from token to
+    token. `kv_tokens`: tokens that a worker's pool holds."""
 
     short_s: float
     long_s: float

@@ -1,4 +1,4 @@
-"""What is run: which part of the trace, how fast, under which policy and queue; the same for both sides."""
+"""The runs: part of the trace, speed, policy and queue; the same for both sides."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def calibration(run: Run, idle: Idle) -> Calibration:
 
 
 def play(run: Run, trace: Trace, idle: Idle) -> tuple[list[Served], list[float]]:
-    """What became of every request, and seconds in steps of every worker that computes prompts."""
+    """Return the outcome of every request, and seconds in steps of every worker that computes prompts."""
     setup = Setup(
         policy=create_policy(run.policy, Disaggregation.AUTO), queue=run.queue, prefill=PREFILL, decode=DECODE,
         calibration=calibration(run, idle), max_tokens=None, admission=AdmissionSection(),

@@ -1,4 +1,4 @@
-"""What the map's proof plays at a point, how an entry of its results looks, and what breaks the promise."""
+"""Points of the map's proof: how one is played, the form of its entry in the results, and the check of the promise."""
 
 from __future__ import annotations
 

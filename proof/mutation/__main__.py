@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def _entry(target: Target, known: Mapping[str, Any], *, is_again: bool) -> dict[str, Any]:
-    """What is known of a target, without mutants of files that are others now."""
+    """The known entry of a target, without mutants of files that have changed."""
     digests = {path: f"{crc32((ROOT / path).read_bytes()):08x}" for path in target.paths()}
     same = {path for path, digest in digests.items() if known.get("files", {}).get(path) == digest}
     tried = {

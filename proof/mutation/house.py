@@ -1,4 +1,4 @@
-"""A copy of the project whose files are changed while the tests of the copy run."""
+"""A copy of the project with files that are changed while its tests run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class House:
         shutil.copytree(ROOT, folder, ignore=_left_out, symlinks=True)
 
     def run(self, tests: Sequence[str], timeout_s: float) -> Outcome:
-        """What the tests say of the files as they are now."""
+        """Return the tests' outcome for the files as they are now."""
         # That a test fails is enough: the smallest input for which it does would take minutes.
         options = ["-x", "-q", "--full", "-p", "no:cacheprovider", "--hypothesis-profile=first failure"]
         command = [sys.executable, "-m", "pytest", *options, *tests]
@@ -60,7 +60,8 @@ class House:
         return time.monotonic() - started_s
 
     def try_out(self, file: str, changed: str, tests: Sequence[str], normal_s: float) -> Outcome:
-        """What the tests say of `changed` in place of what `file` has; `normal_s` is what they take without."""
+        """Return the tests' outcome for `changed` in place of the content of `file`; `normal_s` is their time
+        without."""
         path = self.folder / file
         original = path.read_text()
         path.write_text(changed)
@@ -84,6 +85,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _left_out(folder: str, names: list[str]) -> set[str]:
-    """What is no part of the project: what was built, environments of whatever name, and all that begins with a dot."""
+    """Files that are no part of the project: built ones, environments of any name, and all that begin with a dot."""
     environments = {name for name in names if (Path(folder) / name / "pyvenv.cfg").is_file()}
     return {name for name in names if name.startswith(".") or name in _BUILT} | environments

@@ -59,9 +59,9 @@ def mutants(root: Path, files: Sequence[str]) -> list[Mutant]:
 
 
 def _silent(code: str) -> Iterator[tuple[Position, Position]]:
-    """Where a change is none: annotations are not evaluated, nor is anything of a signature but its defaults, records
-    are frozen for mypy and have slots for speed, that lengths are equal is what zip asserts, and what errors and log
-    lines say is for people."""
+    """Places where a change has no effect: annotations are not evaluated, nor is anything of a signature but its
+    defaults, records are frozen for mypy and have slots for speed, zip asserts that lengths are equal, and texts of
+    errors and log lines are for people."""
     for node in ast.walk(ast.parse(code)):
         parts: list[ast.AST | None] = []
         if isinstance(node, ast.AnnAssign):
@@ -83,7 +83,7 @@ def _silent(code: str) -> Iterator[tuple[Position, Position]]:
 
 
 def _around_defaults(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[Position, Position]]:
-    """The signature from "def" to the body, without what defaults say."""
+    """The signature from "def" to the body, without the defaults."""
     begin = (function.lineno, function.col_offset)
     for default in (*function.args.defaults, *filter(None, function.args.kw_defaults)):
         first, last = _span(default)
@@ -93,7 +93,7 @@ def _around_defaults(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterat
 
 
 def _unreached(code: str) -> set[int]:
-    """Lines that say that no test can run them."""
+    """Lines marked as out of reach of any test."""
     return {number for number, line in enumerate(code.splitlines(), 1) if "pragma: no cover" in line}
 
 

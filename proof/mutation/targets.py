@@ -1,4 +1,4 @@
-"""What is mutated, and which tests have to notice."""
+"""Targets of mutation, and the tests that have to notice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Target:
         return [path for path in found if path not in self.left_out and not path.endswith("__init__.py")]
 
     def tests_of(self, path: str) -> tuple[str, ...]:
-        """What pytest takes to run the tests that have to notice a change of this file."""
+        """Arguments of pytest for the tests that have to notice a change of this file."""
         return next((tests for pattern, tests in self.nearest.items() if fnmatch(path, pattern)), self.tests)
 
 

@@ -4,7 +4,7 @@ Each round starts `up --launcher ray` on one machine and joins another, with cli
 worker of every role beyond each blow: scaled from 1:1 to 2:4, the second machine dies, comes back (or another comes),
 Ray's head dies, 3:1, then `up` itself dies and is started again, and all of it ends with `down`. Every time the desired
 state is reached, no answer differs by a token from the undisturbed one, and at the end nothing is left: no process, no
-shared memory, no folder. A seed draws how each blow falls. Needs root, `ip` and `unshare`; says so where it has not.
+shared memory, no folder. A seed draws how each blow falls. Needs root, `ip` and `unshare`; reports where it has not.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ANSWERS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """How the blows of a round fall. `is_cut`: the dying machine's wire is taken out first, so nothing tells of it.
+    """Faults of a round. `is_cut`: the dying machine's wire is taken out first, so nothing reports its death.
     `is_another`: another machine comes in its place. `are_named`: machines have names of their own; without, they look
     like one host, and shared memory is tried between them, in vain."""
 
@@ -156,7 +156,7 @@ def _check_places(site: Site, cluster: Cluster, other: Machine) -> None:
 
 
 def _kill(site: Site, cluster: Cluster, machine: Machine, *, is_cut: bool) -> None:
-    """A machine dies. What stays serves, and who has lost their places say what they miss."""
+    """A machine dies. The rest serves, and workers that lost their places report what they miss."""
     if is_cut:
         machine.cut()
     site.kill(machine)

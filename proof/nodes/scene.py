@@ -133,7 +133,7 @@ class Site:
             self._folders.update(_RAY_FOLDER.findall(" ".join(machine.processes().values())))
 
     def left(self) -> list[str]:
-        """What is there that nobody needs once everything has been stopped: processes, shared memory, folders."""
+        """Leftovers once everything has been stopped: processes, shared memory, folders."""
         found = []
         for machine in (self.head, *self.nodes):
             found += [f"{pid} {words}" for pid, words in machine.processes().items() if pid != self.redis_pid]
@@ -190,7 +190,7 @@ def transports(cluster: Cluster, where: dict[str, str]) -> set[str]:
 
 
 def ask_exactly(cluster: Cluster) -> None:
-    """An answer is, to the token, what arithmetic says that it must be."""
+    """Check that an answer is, to the token, the one that arithmetic gives."""
     body = {"model": "tandem-tiny", "prompt": _PROMPT, "max_tokens": 30, "temperature": 0}
     status, answer = cluster.post("/v1/completions", body)
     assert status == 200, answer
@@ -199,7 +199,7 @@ def ask_exactly(cluster: Cluster) -> None:
 
 
 def check_logs(cluster: Cluster, worker: str, machine: Machine) -> None:
-    """`clusterctl logs` shows a worker's log on its machine, and elsewhere says which one that is."""
+    """Check that `clusterctl logs` shows a worker's log on its machine, and elsewhere names that machine."""
     _, _, error = clusterctl(cluster, "logs", worker)
     assert f"on {machine.address}" in error, error
     command = machine.command(sys.executable, "-m", "tandem.clusterctl", "logs", worker)

@@ -33,7 +33,7 @@ from tools.running_cluster import Cluster, running
 PLAN_EVERY_S, WINDOW_S, COOL_DOWN_S, WORTH_S = 10.0, 60.0, 30.0, 10.0
 """Of the planner, on the traces' time."""
 LONGEST_PROMPT, LONGEST_ANSWER = 12000, 4000
-"""What the model's context holds, after shrinking."""
+"""Tokens that the model's context holds, after shrinking."""
 SHAPE = {
     "num_hidden_layers": 4, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8,
     "max_position_embeddings": 16384,
@@ -161,7 +161,7 @@ def play_live(load: Load, name: str, first: Trace, second: Trace, scale: Scale) 
 
 
 def most_workers(events: Sequence[Mapping[str, Any]]) -> int:
-    """The most that the desired state ever asked for, by the events that tell of its versions."""
+    """The most workers that the desired state ever asked for, by the events of its versions."""
     told = (str(one["reason"]).partition(": ")[2] for one in events if one["kind"] == EventKind.DESIRED_CHANGED)
     return max((sum(map(int, re.findall(r" (\d+)(?:, |$)", pools))) for pools in told), default=0)
 
@@ -178,14 +178,14 @@ def _send(cluster: Cluster, trace: Trace) -> list[Answer]:
 
 
 def _change(event: Mapping[str, Any], began_s: float, scale: Scale) -> dict[str, Any]:
-    """As `runs.play` tells of it; `at_s` on the traces' time."""
+    """In the form of `runs.play`; `at_s` on the traces' time."""
     step, _, why = str(event["reason"]).partition(", because ")
     before, _, after = step.partition(" → ")
     return {"at_s": round((event["time_s"] - began_s) * scale.speed, 1), "from": before, "to": after, "why": why}
 
 
 def _errors(answers: Sequence[Answer]) -> dict[str, int]:
-    """How many of each; those that were refused, as promises could not be kept, are told apart by their words."""
+    """Count each error; rejections, as promises could not be kept, are separate by their words."""
     found: dict[str, int] = {}
     for answer in answers:
         if answer.error:

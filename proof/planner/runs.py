@@ -1,4 +1,4 @@
-"""What the planner's proof plays: two traces in a row, to every fixed split of eight workers and to a planner."""
+"""Runs of the planner's proof: two traces in a row, to every fixed split of eight workers and to a planner."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ NEAR = 0.95
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Both traces at `first_scale` and `second_scale` times their own rates, at most `seconds` of each; what is
-    promised, and who serves."""
+    """Both traces at `first_scale` and `second_scale` times their own rates, at most `seconds` of each; the promises,
+    and the workers."""
 
     first_scale: float
     second_scale: float
@@ -51,12 +51,12 @@ class Load:
         return before.followed_by(self.second_half(second)), before.span_s
 
     def second_half(self, second: Trace) -> Trace:
-        """What follows, alone."""
+        """The second trace, alone."""
         return second.scaled(self.second_scale).first(self.seconds)
 
 
 def workers(slower: float = 1.0) -> Calibration:
-    """What serves: Qwen3-32B's shapes on two A100 a worker, by arithmetic; `slower`: every step takes as many times as
+    """The workers: Qwen3-32B's shapes on two A100 each, by arithmetic; `slower`: every step takes as many times as
     long, so that fewer requests are as much work."""
     rates = hardware.rates(hardware.HARDWARE["a100"], hardware.MODELS["qwen3-32b"], 2)
     assert rates is not None
@@ -119,7 +119,7 @@ def _changes(outcome: Outcome) -> dict[str, Any]:
 
 
 def broken(done: Mapping[str, Mapping[str, Any]], names: Sequence[str] = NAMES) -> Sequence[str]:
-    """Which promises were not kept, in words; `done` has all of `names`, the planner and some fixed splits."""
+    """The promises that were not kept, in words; `done` has all of `names`, the planner and some fixed splits."""
     planned, fixed = done[PLANNER], {name: done[name] for name in names if name != PLANNER}
     found = []
     for half, which in enumerate(("first", "second")):

@@ -1,9 +1,9 @@
 """Worker processes killed and stopped in every phase while clients ask for everything: no answer differs by a token.
 
 The fault matrix of tests/chaos/strikes.py, with the simulated engine and with the bundled model in deterministic fp32.
-What is right comes from a cluster of one worker that nobody strikes. Struck are two prefill and two decode workers;
-nobody waits for one that was lost, so only the spare can help. Cells that are done stay in --out: a run that was
-stopped, or ran out of --seconds, goes on.
+Right answers come from a cluster of one worker without faults. Struck are two prefill and two decode workers; a lost
+one is not waited for, so only the spare can help. Cells that are done stay in --out: a run that was stopped, or ran out
+of --seconds, goes on.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ SIZES = {"sim": (60, 600), "model": (48, 500)}
 
 
 def run_cell(struck: Cluster, calm: Cluster, engine: str, cell: Cell, seed: int) -> dict[str, Any]:
-    """What was hit. Raises AssertionError at the first answer that is not the undisturbed one."""
+    """Return what was hit. Raises AssertionError at the first answer that is not the undisturbed one."""
     salt = zlib.crc32(f"{seed} {cell}".encode()) % 100_000
     bodies, right = asked_calmly(calm, *SIZES[engine], salt)
     began_s = time.monotonic()

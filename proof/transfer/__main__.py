@@ -2,7 +2,7 @@
 
 Parts: "matrix", all TP pairings × transports × layouts, chunked and not, at three hit ratios; "wire", random transfers
 with random faults between two processes; "kills" and "stops", SIGKILL and SIGSTOP of a random process of real workers
-in random states. Finished cases are kept in --out; a failure says how to run it alone.
+in random states. Finished cases are kept in --out; a failure shows how to run it alone.
 """
 
 from __future__ import annotations

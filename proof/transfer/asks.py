@@ -88,7 +88,7 @@ class Ask:
         return len(self.got) == self.max_tokens
 
     def state(self) -> str:
-        """The furthest that either worker said of the current attempt."""
+        """The furthest phase of the current attempt that either worker reported."""
         for phase in ("decode", "transfer", "prefill", "queued"):
             if any(said == phase for _, said in self.phases):
                 return phase

@@ -22,7 +22,7 @@ from tools.running_cluster import is_alive
 
 PING_EVERY_S = 0.5
 LAPSE_S = 2.5
-"""A router gives up a worker that has said nothing for so long."""
+"""A router gives up a worker without a message for so long."""
 AUDIT_TIMEOUT_S = 2.0
 
 
@@ -52,7 +52,7 @@ class Partner:
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._ping())]
 
     async def send(self, **kind: Any) -> None:
-        """Say something, if it can still be said."""
+        """Send a message, if that is still possible."""
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError, asyncio.CancelledError):
             async with self._writing:
                 await asyncio.wait_for(self._call.write(w.RouterMessage(**kind)), 1.0)
@@ -138,7 +138,7 @@ class Partner:
 
 
 def holding(report: w.AuditReport | None) -> str:
-    """What a worker's books show beyond free and cached blocks; "" = nothing."""
+    """A worker's holds beyond free and cached blocks; "" = none."""
     if report is None:
         return "it does not answer"
     held = [f"{hold.kind} {hold.key}: {len(hold.blocks)} blocks" for hold in report.holds]

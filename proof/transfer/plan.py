@@ -1,4 +1,4 @@
-"""What one case of the wire part does, drawn from seed and index alone: the ends, then waves of moves with faults."""
+"""Plan of one case of the wire part, drawn from seed and index alone: the ends, then waves of moves with faults."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ PROXIED = ("tcp", "grpc")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`source_rank`: whose frames it hits; `at`: the how many-th data frame (or write, or network byte); `place`: where
-    in the frame, from 0 to 1."""
+    """`source_rank`: the sending rank of the frames it hits; `at`: the how many-th data frame (or write, or network
+    byte); `place`: where in the frame, from 0 to 1."""
 
     kind: str
     source_rank: int = 0
@@ -83,7 +83,7 @@ class Case:
 
 
 def faults_of(transport: str) -> tuple[str, ...]:
-    """What can happen to transfers over this transport."""
+    """Faults that transfers over this transport can have."""
     kinds = KINDS if transport in PROXIED else tuple(kind for kind in KINDS if kind not in NETWORK)
     return tuple(kind for kind in kinds if kind != "none")
 

@@ -23,7 +23,7 @@ from tandem.kvtransfer.ticket import GroupBlocks
 
 
 class WatchedPool(HostPool):
-    """Tells of every write before it is done, and counts bytes."""
+    """Reports every write before it is done, and counts bytes."""
 
     written = 0
     on_write: Callable[[GroupId, Sequence[BlockId]], None] = staticmethod(lambda group, blocks: None)
@@ -113,7 +113,7 @@ class ReceivingWorker:
 
 
 def contents_of(seed: str, setting: Setting, specs: Sequence[KVGroupSpec], tokens: int) -> dict[GroupId, Any]:
-    """What the sender's blocks hold for this transfer, in tokens up to the end of its last block."""
+    """Content of the sender's blocks for this transfer, in tokens up to the end of its last block."""
     whole = -(-tokens // setting.source_tokens) * setting.source_tokens
     return {spec.group: drawn(seed, spec, whole) for spec in specs}
 

@@ -42,7 +42,7 @@ class Record:
 
     @property
     def faults_left_out(self) -> list[str]:
-        """Faults that a run of full length never did to a transport: what it says of them it has not seen."""
+        """Faults that a run of full length never did to a transport: its results do not cover them."""
         wire = self._wire()
         return list(wire["never_hit"]) if wire["transfers"] >= FULL_LENGTH else []
 
@@ -54,7 +54,8 @@ class Record:
         self._file.save()
 
     def verdict(self, wanted: Mapping[str, Sequence[int]]) -> int:
-        """Say what is broken among all that is on record, and what is left of the `wanted` cases; the exit status."""
+        """Print what is broken among all that is on record, and what is left of the `wanted` cases; returns the exit
+        status."""
         summary = self.summary()
         late = [words for part in ("kills", "stops") for words in summary[part]["late"]]
         is_off = max(summary["matrix"]["largest_deviation"].values()) > ALLOWED_DEVIATION

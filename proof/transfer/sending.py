@@ -1,4 +1,4 @@
-"""The sending worker's process: started, told what to do, listened to, ended."""
+"""The sending worker's process: start it, send it commands, read its messages, end it."""
 
 from __future__ import annotations
 

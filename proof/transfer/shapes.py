@@ -61,7 +61,8 @@ def view(memory: bytearray, spec: KVGroupSpec, tp: int) -> Bytes:
 
 
 def in_blocks(content: Bytes, spec: KVGroupSpec, tp: int, rank: int, first: int, count: int) -> Bytes:
-    """What `count` blocks from the logical block `first` on must hold on a rank: its heads of the content, then zeros.
+    """Content that `count` blocks from the logical block `first` on must have on a rank: its heads of the content, then
+    zeros.
 
     `[count, layers, planes, heads_local, block_tokens, bytes of a row]`.
     """

@@ -104,7 +104,7 @@ class StrikeRun:
         self.outcome.state = main.state()
 
     async def _wait(self, condition: Callable[[], bool], what: str, within_s: float = MOMENT_WITHIN_S) -> bool:
-        """Until something that was said makes the condition true."""
+        """Wait until a message makes the condition true."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while not condition():
@@ -149,7 +149,7 @@ class StrikeRun:
                 self.outcome.late.append(f"the {who} knew after {known_s:.2f} s")
 
     def _shared(self, report: w.AuditReport | None) -> int:
-        """Transfers with the victim that the survivor works on; −1 if it does not say."""
+        """Transfers with the victim that the survivor works on; −1 without a report."""
         if report is None:
             return -1
         return sum(claim.peer == self._victim.name for claim in report.claims)
@@ -172,11 +172,11 @@ class StrikeRun:
                 self.outcome.late.append(f"the survivor was back to nothing held after {took_s:.2f} s")
 
     def _is_the_survivors(self, ask: Ask) -> bool:
-        """Whether the survivor needs nobody for the rest of it."""
+        """True if the survivor needs no other worker for the rest of it."""
         return self._strike.victim == "p" and (ask.leg == w.LEG_FULL or ("d", "decode") in ask.phases)
 
     async def _replay(self) -> None:
-        """What did not end is tried again by the survivor and a fresh partner, and one new request with it."""
+        """Retry what did not end with the survivor and a fresh partner, and one new request with it."""
         house = self._house
         if self._strike.is_stop and self._strike.wakes:
             with suppress(ProcessLookupError):  # its host may have ended it meanwhile

@@ -1,4 +1,4 @@
-"""What one kill or stop is, drawn from seed and index alone, and the real pair of workers that it happens to."""
+"""Plan of one kill or stop, drawn from seed and index alone, and the real pair of workers that it happens to."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Ends:
 class Strike:
     """`victim`: "p" or "d". `target`: −1 = its host, else a rank. `delay`: from 0 to 1, after the moment has come.
 
-    `wakes`: a stopped worker goes on when everybody has given it up.
+    `wakes`: a stopped worker goes on when all others have given it up.
     """
 
     name: str

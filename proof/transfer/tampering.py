@@ -22,11 +22,11 @@ from tests.integration.kvtransfer.faults import FaultyLink, Sending
 from tests.integration.kvtransfer.raw import Raw
 
 WRONG = 0x7E57
-"""An incarnation that nobody has."""
+"""An incarnation that no worker has."""
 
 
 class Tampering:
-    """What happens to whose frames. `on_hit(transfer, kind, dest_rank)` runs on a link's thread, with no lock held."""
+    """Faults of frames, by transfer. `on_hit(transfer, kind, dest_rank)` runs on a link's thread, with no lock held."""
 
     def __init__(self, on_hit: Callable[[TransferId, str, int], None]) -> None:
         self._on_hit = on_hit
@@ -61,7 +61,7 @@ class Tampering:
                 kept.clear()
 
     def _pass(self, link: Link, frame: Frame, payload: bytes | None) -> list[Sending]:
-        """What is sent in the frame's place."""
+        """Frames sent in the frame's place."""
         with self._lock:
             fault = self._faults.get(frame.transfer)
             before: list[Sending] = []

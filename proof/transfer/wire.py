@@ -77,7 +77,7 @@ class Figures:
 
 @dataclass
 class Report:
-    """What a case did. `hits`: transfers that a fault really hit, by kind. `held`: descriptors and threads of both
+    """Result of a case. `hits`: transfers that a fault really hit, by kind. `held`: descriptors and threads of both
     processes after the end. `violations` are empty if every promise was kept."""
 
     transfers: int = 0
@@ -204,7 +204,7 @@ class CaseRun:
                         proxy.cut()
 
     def _disarm_network(self) -> None:
-        """What did not come to pass in this wave must not hit the next one."""
+        """Faults that did not come to pass in this wave must not hit the next one."""
         for proxy in self._proxies:
             with proxy._lock:
                 was_left = bool(proxy._flips)
@@ -257,7 +257,7 @@ class CaseRun:
             deadline_s = time.monotonic() + PATIENCE_S
 
     def _turn(self) -> bool:
-        """Take in what both ends said; whether the sender has pushed everything."""
+        """Take in messages of both ends; True if the sender has pushed everything."""
         has_pushed = False
         try:
             message = self._wire.said.get(timeout=0.001)
@@ -319,7 +319,7 @@ class CaseRun:
     # ---- what must hold ----------------------------------------------------------------------------------------------
 
     def _was_broken(self, flight: Flight) -> bool:
-        """Whether it failed because a fault had broken the link just before."""
+        """True if it failed because a fault had broken the link just before."""
         is_recent = time.monotonic() - self._broken_s < BREAK_IS_NOTICED_S
         is_excused = is_recent and any(words in _said(flight) for words in ("link to", "connection from"))
         self.report.hits["failed on a link broken before"] += is_excused

@@ -1,4 +1,4 @@
-"""Runs cases of the wire part and of the matrix that it is told on stdin; one JSON line of results a case."""
+"""Runs the cases of the wire part and of the matrix that it reads from stdin; one JSON line of results a case."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Growth:
         self._seen, self._most = 0, (0, 0, 0, 0)
 
     def check(self, held: tuple[int, ...]) -> list[str]:
-        """What has leaked, in words."""
+        """Leaks, in words."""
         self._seen += 1
         if self._seen > SETTLED_AFTER:
             if any(now > most + SLACK for now, most in zip(held, self._most, strict=True)):
