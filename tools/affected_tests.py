@@ -44,7 +44,7 @@ def default_base() -> str:
 
 
 def module_of(path: str) -> str:
-    """The dotted name of a Python file: `tandem.…` below a source root, else as its folders say."""
+    """The dotted name of a Python file: `tandem.…` below a source root, else from its folders."""
     parts = Path(path).with_suffix("").parts
     if len(parts) > 2 and parts[1] == "tandem":
         parts = parts[1:]

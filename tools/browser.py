@@ -41,7 +41,7 @@ class Browser:
     driver: webdriver.Chrome
 
     def run(self, script: str, *arguments: Any) -> Any:
-        """What the script returns."""
+        """Run the script; return its result."""
         return self.driver.execute_script(script, *arguments)
 
     def look(self, expression: str, *arguments: Any) -> Any:
@@ -63,7 +63,7 @@ class Browser:
         element.send_keys(words)
 
     def errors(self) -> list[str]:
-        """What the console complained of since the last look."""
+        """Return the console's complaints since the last look."""
         rows: list[dict[str, Any]] = self.driver.get_log("browser")  # type: ignore[no-untyped-call]
         return [row["message"] for row in rows if row["level"] in ("SEVERE", "WARNING")]
 

@@ -87,7 +87,7 @@ def of_dataclass(kind: type[Any], without: frozenset[str] | set[str] = frozenset
 
 
 def of_type(kind: Any) -> Schema:
-    """What a field of that type takes."""
+    """Return the schema of a field of that type."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
         return {**of_type(arguments[0]), **_bounded(kind.__metadata__)}
@@ -166,7 +166,7 @@ def image() -> Schema:
 
 
 def placing() -> Schema:
-    """Keys that say where pods go, and what is written on them."""
+    """Keys for the placement of pods, and their labels."""
     toleration = {"key": TEXT, "operator": {"enum": ["Exists", "Equal"]}, "value": TEXT, "tolerationSeconds": COUNT,
                   "effect": {"enum": ["", "NoSchedule", "PreferNoSchedule", "NoExecute"]}}  # fmt: skip
     spread = {"topologyKey": {"type": "string", "minLength": 1}, "maxSkew": POSITIVE,
@@ -313,7 +313,7 @@ def redis() -> Schema:
 
 
 def guarded(found: Schema) -> Schema:
-    """A Secret that has to be named, as the chart cannot make it, unless it is said aloud that there is none."""
+    """A Secret that has to be named, as the chart cannot make it, unless `disabled` states that there is none."""
     needed = {"properties": {"existingSecret": {"minLength": 1}}, "required": ["existingSecret"]}
     return {**found, "if": has(disabled=True), "then": {}, "else": needed}
 
@@ -362,7 +362,8 @@ def metrics() -> Schema:
 
 
 def conditions() -> list[Schema]:
-    """What excludes or needs what: a planner and autoscalers of pools, a planner and who runs it, Ray and its token."""
+    """Fields that exclude or need others: a planner and autoscalers of pools, a planner and its runner, Ray and its
+    token."""
     on_ray, on_kubernetes = has(backend="kuberay"), has(backend="kubernetes")
     is_planning = inside("config", "planner", {"properties": {"mode": {"not": {"const": "off"}}}, "required": ["mode"]})
     by_nobody_else = inside("pools", {"additionalProperties": inside("autoscaling", has(kind="none"), needs=False)})

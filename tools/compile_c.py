@@ -1,7 +1,7 @@
 """Compile the C code of the kernels beside its sources: `PYTHONPATH=core:kernels python tools/compile_c.py`.
 
-It needs the standard library alone, so that it runs while packages are installed. Without a compiler it says so, and
-whatever needs the code takes another path.
+It needs the standard library alone, so that it runs while packages are installed. Without a compiler it reports that,
+and callers of the code take another path.
 """
 
 from __future__ import annotations

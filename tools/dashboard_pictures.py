@@ -82,7 +82,7 @@ def prometheus(program: Path, cluster: Cluster) -> Iterator[str]:
 
 
 def series(url: str, query: str, start_s: float, end_s: float) -> list[dict[str, Any]]:
-    """What Prometheus says of an expression over that time."""
+    """Values that Prometheus returns for an expression over that time."""
     text = query.replace("$__rate_interval", "20s")
     wanted = urllib.parse.urlencode({"query": text, "start": start_s, "end": end_s, "step": STEP_S})
     with urllib.request.urlopen(f"{url}/api/v1/query_range?{wanted}", timeout=30) as response:

@@ -2,8 +2,8 @@
 
     python -m tools.dashboards [--check]
 
-What workers report every router says alike: queries take it from one of them (`max by (worker, …)`) before they add
-workers up.
+Every router exports the same reports of workers: queries take them from one router (`max by (worker, …)`) before they
+add workers up.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def rate(metric: str, by: str = "", where: str = "") -> str:
 
 
 def of_workers(metric: str, by: str, where: str = "", *, how: str = "sum", is_counter: bool = True) -> str:
-    """What workers report, or how fast it grows: of each worker once, then `how` by those labels."""
+    """Values that workers report, or how fast they grow: of each worker once, then `how` by those labels."""
     once = ", ".join(dict.fromkeys(("worker", *by.split(", "))))
     inner = f"rate({metric}{{{where}}}[$__rate_interval])" if is_counter else f"{metric}{{{where}}}"
     return f"{how} by ({by}) (max by ({once}) ({inner}))"

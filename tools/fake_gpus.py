@@ -1,4 +1,4 @@
-"""A machine with GPUs, as far as `nvidia-smi` tells: a program of that name, which lists what a test wants."""
+"""A machine with GPUs, as `nvidia-smi` reports it: a program of that name, which lists GPUs as a test needs them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ esac
 
 
 class FakeGpus:
-    """Two GPUs that nobody holds. For programs that have `folder` first on their PATH, see `path`."""
+    """Two unused GPUs. For programs that have `folder` first on their PATH, see `path`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -34,7 +34,7 @@ class FakeGpus:
         return f"{self.folder}{os.pathsep}{os.environ['PATH']}"
 
     def hold(self, gpu: int, used_mib: int, pid: int) -> str:
-        """A process takes memory; returns how that is told."""
+        """A process takes memory; returns the text that reports this."""
         self._write("processes", f"GPU-{gpu}{gpu}, {pid}, {used_mib}\n")
         self._write("gpus", "".join(_line(one, used_mib if one == gpu else 4) for one in (0, 1)))
         return f"GPU {gpu} has {used_mib} of {TOTAL_MIB} MiB in use (process {pid})"
@@ -45,13 +45,13 @@ class FakeGpus:
         self._write("gpus", "".join(_line(one, used_mib if one == gpu else 4) for one in (0, 1)))
 
     def give_back(self) -> None:
-        """Nobody holds anything."""
+        """Free all memory."""
         self._write("gpus", "".join(_line(one, 4) for one in (0, 1)))
         self._write("processes", "")
 
     @property
     def asked(self) -> int:
-        """How often somebody has asked."""
+        """Number of queries so far."""
         log = self.folder / "asked"
         return len(log.read_text().splitlines()) if log.exists() else 0
 

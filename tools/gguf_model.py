@@ -31,8 +31,8 @@ Tensors = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufModel:
-    """What to write: numbers of matrices as `kind`, at most `split_tensors` a file, 0 = one file. `has_whole_latent`:
-    of DeepSeek, as converters did before they cut `attn_kv_b` in two."""
+    """Contents of the file: numbers of matrices as `kind`, at most `split_tensors` a file, 0 = one file.
+    `has_whole_latent`: of DeepSeek, as converters did before they cut `attn_kv_b` in two."""
 
     kind: str = "F32"
     split_tensors: int = 0

@@ -10,7 +10,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class KernelsHook(BuildHookInterface[Any]):
-    """A wheel with libraries runs on this machine's architecture and C library, or newer ones; its tag says so."""
+    """A wheel with libraries runs on this machine's architecture and C library, or newer ones; its tag shows that."""
 
     PLUGIN_NAME = "custom"
 

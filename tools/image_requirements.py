@@ -24,7 +24,7 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).resolve().parent.parent
 FOLDER: Final = ROOT / "deploy" / "images" / "requirements"
 TOOLS: Final = ("hatchling", "cyclonedx-bom")
-"""What builds the wheel, and what writes down what an image has."""
+"""Tools that build the wheel, and list the contents of an image."""
 IMAGES: Final[Mapping[str, tuple[str, ...]]] = {
     "router": ("router", "otel"),
     "worker-cuda": ("worker",),
@@ -34,7 +34,7 @@ IMAGES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """The extras of each image."""
 WITHOUT_CUDA: Final = frozenset({"worker-cpu"})
-"""Whose torch comes from PyTorch's own index, as a build without CUDA; torch-cpu.txt has its version."""
+"""Images with torch from PyTorch's own index, as a build without CUDA; torch-cpu.txt has its version."""
 _OF_CUDA: Final = ("torch", "triton", "nvidia-", "cuda-")
 
 
@@ -51,7 +51,7 @@ class Pinned:
 
 
 def requirements(extras: Iterable[str]) -> list[str]:
-    """What the project needs with these extras."""
+    """Requirements of the project with these extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return [*project["dependencies"], *(line for extra in extras for line in project["optional-dependencies"][extra])]
 

@@ -140,7 +140,7 @@ def _reach(sizes: Mapping[str, int], imports: Mapping[tuple[str, str], int]) -> 
 
 
 def write(graph: ImportGraph, out: Path) -> None:
-    """Raises ValueError for a file name that says no known form."""
+    """Write the graph to `out`. Raises ValueError for a file name without a known ending."""
     if out.suffix not in {".dot", ".mmd", ".svg", ".png", ".pdf"}:
         raise ValueError(f"{out} ends in none of .svg, .png, .pdf, .dot, .mmd")
     out.parent.mkdir(parents=True, exist_ok=True)

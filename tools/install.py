@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def progress(lines: Iterable[str]) -> Iterator[tuple[str, bool]]:
-    """What pip is at, from its output, and whether that takes long enough to be told where lines stay."""
+    """Steps of pip, from its output, and if one takes so long that it is reported where lines stay."""
     found = 0
     for line in lines:
         if line.startswith("Collecting "):

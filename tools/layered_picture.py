@@ -43,7 +43,7 @@ _Links = Mapping[_Place, Sequence[_Place]]
 
 
 def draw(graph: ImportGraph, out: Path) -> None:
-    """Write the picture; the ending of `out` says its form."""
+    """Write the picture; the ending of `out` gives its form."""
     layout = _Layout(graph)
     left = min(x - layout.width(place) / 2 for place, (x, _) in layout.spots.items()) - GAP
     right = max(x + layout.width(place) / 2 for place, (x, _) in layout.spots.items()) + GAP

@@ -1,4 +1,4 @@
-"""What a worker says of itself that somebody plays, in tests and benches of the router: once for all who play one."""
+"""Records and messages of a scripted worker, shared by tests and benches of the router."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EOS = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeUpWorker:
-    """It says it serves the bundled model; those of one fingerprint fit together."""
+    """It claims to serve the bundled model; those of one fingerprint fit together."""
 
     worker: WorkerId
     incarnation: Incarnation

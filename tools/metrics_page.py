@@ -1,4 +1,4 @@
-"""Write docs/metrics.md: every metric of `core/tandem/core/metric_names.py`, with what has to be said of all of them.
+"""Write docs/metrics.md: every metric of `core/tandem/core/metric_names.py`, with notes that hold for all of them.
 
 python -m tools.metrics_page [--check]
 """

@@ -31,7 +31,7 @@ exec "$@"
 
 
 class NoNamespacesError(Exception):
-    """This machine, or this user, cannot have them; the message says why."""
+    """This machine, or this user, cannot have them; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Machine:
         wait_for(is_empty, what=f"nothing runs on {self.address}")
 
     def cut(self, is_cut: bool = True) -> None:
-        """Take its wire out, or put it in again: nothing arrives, and nobody is told."""
+        """Take its wire out, or put it in again: nothing arrives, and no end is notified."""
         _do("ip", "-n", self.namespace, "link", "set", self.device, "down" if is_cut else "up")
 
     @contextlib.contextmanager

@@ -19,7 +19,7 @@ from tools.waiting import PATIENCE_S, wait_for
 
 @dataclass(frozen=True)
 class ReceivedSpan:
-    """A span as it came; `parent` "" = it has none. `is_error`: its status says so."""
+    """A span as it came; `parent` "" = it has none. `is_error`: from its status."""
 
     trace: str
     id: str
@@ -39,7 +39,7 @@ class ReceivedSpan:
 
 @dataclass
 class Receiver:
-    """What arrived. `status`: what posts are answered with; only those of 200 count. Safe between threads."""
+    """Received spans. `status`: the answer to posts; only those of 200 count. Safe between threads."""
 
     url: str = ""
     status: int = 200
@@ -50,7 +50,7 @@ class Receiver:
     spans: list[ReceivedSpan] = field(default_factory=list)
 
     def root(self, request: str, timeout_s: float = PATIENCE_S) -> ReceivedSpan:
-        """The span of the call whose answer has this id, once it is here."""
+        """The span of the call with this id in its answer, once it is here."""
 
         def found() -> ReceivedSpan | None:
             return next((s for s in list(self.spans) if s.attributes.get("gen_ai.response.id") == request), None)

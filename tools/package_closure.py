@@ -1,4 +1,4 @@
-"""What a list of requirements brings along, told from what is installed here."""
+"""Packages that a list of requirements brings along, from those installed here."""
 
 from __future__ import annotations
 

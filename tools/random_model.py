@@ -42,7 +42,7 @@ EXPERT_NAMES = {
 """Of families with experts: their block of a layer, and gate, up and down of each."""
 LATENTS = ("deepseek_v2", "deepseek_v3")
 LATENT_RANK, PLAIN, TURNED, VALUE = 32, 12, 16, 20
-"""Of a latent and of the parts of a head; `head_dim` and `kv_heads` say nothing there."""
+"""Of a latent and of the parts of a head; `head_dim` and `kv_heads` mean nothing there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

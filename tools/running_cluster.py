@@ -40,7 +40,7 @@ class Cluster:
 
     @property
     def output(self) -> str:
-        """What `up` printed so far."""
+        """Output of `up` so far."""
         return (self.folder / "up.out").read_text(errors="replace")
 
     def logs(self) -> str:
@@ -49,7 +49,7 @@ class Cluster:
         return "\n".join(f"==> {f.name}\n{f.read_text(errors='replace')[-3000:]}" for f in files)
 
     def status(self) -> dict[str, Any]:
-        """What the admin port says."""
+        """Return the status from the admin port."""
         return self.admin("/admin/v1/status")
 
     def admin(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class Cluster:
                 return error.code, error.read().decode()
 
     def scrape(self) -> str:
-        """Metrics as the admin port tells them: of all processes of a router."""
+        """Metrics from the admin port: of all processes of a router."""
         with urllib.request.urlopen(f"{self.context['admin']}/metrics", timeout=ANSWER_TIMEOUT_S) as response:
             return str(response.read().decode())
 
@@ -99,8 +99,8 @@ class Cluster:
 
 
 def is_free(cluster: Cluster, workers: int = 0) -> bool:
-    """Nothing in flight at the router, no request at a worker, no block held; every worker says so, and at least so
-    many are there to say it."""
+    """True if nothing is in flight at the router, no worker has a request or holds a block, and at least `workers`
+    workers report so."""
     if cluster.status()["router"]["in_flight"]:
         return False
     audit = cluster.admin("/admin/v1/kv/audit")
@@ -125,8 +125,8 @@ def running(*flags: str, folder: Path | None = None) -> Iterator[Cluster]:
 
 @contextlib.contextmanager
 def started(*flags: str, folder: Path, prefix: Sequence[str] = (), python: str = sys.executable) -> Iterator[Cluster]:
-    """As `running`, for who stops it: what still runs at the end is killed. `prefix`: words before the command, which
-    run it elsewhere; `python`: whose Tandem it is."""
+    """As `running`, for callers that stop it: what still runs at the end is killed. `prefix`: words before the command,
+    to run it elsewhere; `python`: the interpreter with its Tandem."""
     for stale in folder.glob("*/context.json"):  # of a cluster that was killed here
         stale.unlink()
     command = [*prefix, python, "-m", "tandem.clusterctl", "up", "--port", "0", "--grpc-port", "0"]
@@ -149,7 +149,7 @@ def started(*flags: str, folder: Path, prefix: Sequence[str] = (), python: str =
 
 
 def _kv_memory(flags: Sequence[str]) -> tuple[str, ...]:
-    """What a cluster has that names no size: an automatic one grows with the machine, and every start would fill it."""
+    """Size for a cluster that names none: an automatic one grows with the machine, and every start would fill it."""
     configs = [Path(flags[at + 1]) for at, flag in enumerate(flags[:-1]) if flag == "--config"]
     is_named = any("kv_memory" in config.read_text() for config in configs if config.is_file())
     return () if is_named else ("--kv-memory", "256MiB")
@@ -169,7 +169,7 @@ def _is_gone(pid: int) -> bool:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process exists and is no zombie. A zombie whose other threads are still ending has its sockets open."""
+    """True if a process exists and is no zombie. A zombie with other threads that still end has its sockets open."""
     try:
         text = Path(f"/proc/{pid}/status").read_text()
     except OSError:

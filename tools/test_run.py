@@ -1,9 +1,9 @@
 """Run all tests, side by side: `make test`. With arguments, as in `make test ARGS='--repeat 5 PATH'`, run one pytest.
 
 Two lanes run at the same time. One has `all`: every test, on three processes of pytest-xdist, longest files first. The
-other has what only computes, one part after the other:
+other has parts that only compute, one after the other:
 
-- `check`: `make check`, whose type checker keeps one core busy for minutes in a new clone;
+- `check`: `make check`; its type checker keeps one core busy for minutes in a new clone;
 - `interpreter`: Triton's kernels in its interpreter, which a process chooses when it starts;
 - `avx2`: what computes, held to AVX2 by `TANDEM_CPU_LEVEL`, where this CPU has more.
 
@@ -31,7 +31,7 @@ COMPUTING = (
     "tests/unit/kernels", "tests/unit/engine", "tests/unit/models", "tests/integration/engine/test_memory_plan.py",
     "tests/integration/bench/test_engine.py",
 )  # fmt: skip
-"""Tests whose results depend on the CPU."""
+"""Tests with results that depend on the CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def pytest(name: str, *arguments: str, **environment: str) -> Part:
 
 
 def parts() -> list[Part]:
-    """What runs on this CPU, with this environment."""
+    """Parts that run on this CPU, with this environment."""
     side_by_side = ("-n", str(RUNNERS), "--dist", "loadfile", "--no-loadscope-reorder")
     without = f"--ignore={INTERPRETER}"
     found = [

@@ -11,7 +11,7 @@ from tandem.kvtransfer.ticket import Endpoint, GroupBlocks, Ticket
 
 
 def as_json(ticket: Ticket) -> dict[str, Any]:
-    """What `ticket_of` makes the same one of, also after it went through JSON."""
+    """The fields from which `ticket_of` makes the same one, also after they went through JSON."""
     return asdict(ticket)
 
 

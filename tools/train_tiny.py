@@ -48,7 +48,7 @@ QUESTIONS = ("What does os.path.join do?", "Explain json.dumps.", "Hello")
 
 @dataclass(slots=True)
 class History:
-    """What the run has seen so far, kept in the checkpoint; ``plans`` are (from step, ``--steps`` from there on)."""
+    """Progress of the run so far, kept in the checkpoint; ``plans`` are (from step, ``--steps`` from there on)."""
 
     step: int = 0
     seconds: float = 0.0

@@ -1,4 +1,4 @@
-"""Wait for a condition in tests, proofs and benches. The bound is there to fail, and to say what did not come; it
+"""Wait for a condition in tests, proofs and benches. The bound is there to fail, and to report what did not come; it
 measures nothing."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def wait_for(condition: Callable[[], Any], timeout_s: float = PATIENCE_S, what: 
 async def wait_for_async(
     condition: Callable[[], Awaitable[Any] | Any], timeout_s: float = PATIENCE_S, what: str = ""
 ) -> Any:
-    """`wait_for` in an event loop, whose work goes on between looks. What `condition()` returns may be awaitable."""
+    """`wait_for` in an event loop; other work goes on between looks. The result of `condition()` may be awaitable."""
     try:
         async with asyncio.timeout(timeout_s):
             while True:

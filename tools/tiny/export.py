@@ -40,7 +40,7 @@ and otherwise under the licence of this repository.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """What the model card reports; ``curve`` is (step, training loss) and ``heldout`` (step, held-out loss)."""
+    """Contents of the model card; ``curve`` is (step, training loss) and ``heldout`` (step, held-out loss)."""
 
     corpus: str
     parameters: int

@@ -1,4 +1,4 @@
-"""Turns the reST sources of the Python documentation into plain prose, and picks out what each entry says.
+"""Turns the reST sources of the Python documentation into plain prose, and picks out the text of each entry.
 
 Owns text clean-up only: reads no files and knows no tokens.
 """

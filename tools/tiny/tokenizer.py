@@ -26,7 +26,7 @@ CHAT_TEMPLATE = (
 
 
 def train(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """A tokenizer whose first ids are ``SPECIAL_TOKENS``; encoding puts the begin token in front."""
+    """A tokenizer with ``SPECIAL_TOKENS`` as its first ids; encoding puts the begin token in front."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -49,7 +49,7 @@ def train(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def render_chat(messages: list[dict[str, str]]) -> str:
-    """What ``CHAT_TEMPLATE`` makes of ``messages``, without the begin token (encoding adds it)."""
+    """Render ``messages`` as ``CHAT_TEMPLATE`` does, without the begin token (encoding adds it)."""
     out = []
     for message in messages:
         content = message["content"].strip()
