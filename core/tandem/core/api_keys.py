@@ -54,7 +54,7 @@ class ApiKey:
 
     @property
     def shown(self) -> str:
-        """How people recognise it."""
+        """The form that users recognise it by."""
         return f"tdk-{self.id}"
 
     def is_expired(self, now_s: float) -> bool:
@@ -100,7 +100,7 @@ class KeyWish:
 
 
 def draw(wish: KeyWish, now_s: float) -> tuple[str, ApiKey]:
-    """A new key, to be shown once, and what is kept of it; raises InvalidRequestError."""
+    """Create a new key, to be shown once, and the record that is kept of it; raises InvalidRequestError."""
     wish.validate()
     number = secrets.token_hex(6)
     text = f"tdk-{number}-{secrets.token_urlsafe(32)}"
@@ -125,7 +125,7 @@ def id_of(text: str) -> str | None:
 
 
 def shown_id(text: str) -> str:
-    """`tdk-<id>` of an id as people give it: with or without `tdk-` before it or a secret after it."""
+    """`tdk-<id>` of an id as typed: with or without `tdk-` before it or a secret after it."""
     return f"tdk-{text.removeprefix('tdk-').partition('-')[0]}"
 
 

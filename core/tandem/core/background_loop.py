@@ -16,11 +16,11 @@ from tandem.core.logs import event
 
 _log = logging.getLogger(__name__)
 LATE_S = 2 * BEAT_S
-"""A loop that has not turned for so long stands."""
+"""A loop that has not turned for so long is blocked."""
 
 
 class LoopWatch:
-    """Since when the loop that runs `run` has not turned. The properties may be read by any thread."""
+    """Measures for how long the loop that runs `run` has not turned. The properties may be read by any thread."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or MonotonicClock()

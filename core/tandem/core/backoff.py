@@ -1,4 +1,4 @@
-"""When a member that died is started again: soon at first, ever later while it keeps dying."""
+"""Delays before a dead member restarts: short at first, ever longer while it keeps dying."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class RestartBackoff:
         self._ready_since_s: float | None = None
 
     def ready(self) -> None:
-        """The member works from now on."""
+        """The member runs from now on."""
         self._ready_since_s = self._clock.now_s()
 
     def died(self) -> float:

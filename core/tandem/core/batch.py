@@ -11,7 +11,7 @@ from typing import Any
 
 
 class BatchStatus(StrEnum):
-    """Where a batch is, in OpenAI's words."""
+    """Status of a batch, in OpenAI's words."""
 
     VALIDATING = "validating"
     FAILED = "failed"
@@ -24,7 +24,7 @@ class BatchStatus(StrEnum):
 
     @property
     def is_over(self) -> bool:
-        """Nothing about the batch changes any more."""
+        """True if the batch changes no more."""
         return self in (BatchStatus.FAILED, BatchStatus.COMPLETED, BatchStatus.EXPIRED, BatchStatus.CANCELLED)
 
 
@@ -86,7 +86,7 @@ class BatchRecord:
 
     @property
     def ended_s(self) -> int:
-        """When it was over; when it was created, while it is not."""
+        """When it ended; when it was created, while it has not."""
         ends = (self.completed_s, self.failed_s, self.expired_s, self.cancelled_s)
         return max((end for end in ends if end is not None), default=self.created_s)
 

@@ -50,7 +50,7 @@ def chain(
 ) -> list[BlockHash]:
     """Hashes of every *full* block of `tokens`, first to last; a partial tail block has none.
 
-    `known`: the first of them, where they have been computed before; only the rest is.
+    `known`: the first of them, computed before; only the rest is computed.
     """
     hashes = list(known)
     data = memoryview(token_ids.pack(tokens[len(hashes) * block_tokens :]))

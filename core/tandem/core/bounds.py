@@ -1,4 +1,4 @@
-"""Bounds of settings: they stand beside the defaults, in the types of fields, and one walk finds what is outside.
+"""Bounds of settings: declared beside the defaults, in the types of fields; one walk finds values out of bounds.
 
 port: Annotated[int, Bound(0, 65535)] = 8000
 """

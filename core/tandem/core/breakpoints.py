@@ -1,7 +1,7 @@
 """`breakpoint()` in a process without a terminal: pdb over a socket that only this user can open.
 
 Processes of a cluster have `PYTHONBREAKPOINT=tandem.core.breakpoints.stand`; `python -m tandem.core.breakpoints` waits
-for one to stand, and attaches. Quitting there lets the process go on: a debugger must not end a worker.
+for one to stop, and attaches. Quitting there lets the process go on: a debugger must not end a worker.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ATTACH = "python -m tandem.core.breakpoints"
 _LOOK_S = 0.1
 _log = logging.getLogger(__name__)
 _thread = threading.local()
-"""Has the `debugger` of this thread, kept from breakpoint to breakpoint; none before the first."""
+"""Has the `debugger` of this thread, kept between breakpoints; none before the first."""
 
 
 def stand() -> None:
@@ -41,7 +41,7 @@ def stand() -> None:
 
 
 class _Debugger(pdb.Pdb):
-    """Leaving it, in whatever way, means to go on without breakpoints."""
+    """Leaving it, in any way, continues without breakpoints."""
 
     def __init__(self, connection: socket.socket) -> None:
         # Two files: one for both ways drops lines that were read ahead when it writes.
@@ -58,7 +58,7 @@ class _Debugger(pdb.Pdb):
         return not poll.poll(0)
 
     def do_quit(self, arg: str) -> bool:
-        """Detach: the process goes on."""
+        """Detach: the process continues."""
         self.clear_all_breaks()
         self.set_continue()
         with contextlib.suppress(OSError):
@@ -68,7 +68,7 @@ class _Debugger(pdb.Pdb):
     do_q = do_exit = do_EOF = do_quit  # noqa: N815 - pdb's names
 
     def interaction(self, frame: FrameType | None, traceback: Any) -> None:
-        """A debugger that is gone in the midst of an answer has left, too."""
+        """A debugger that is gone in the middle of an answer has left, too."""
         try:
             super().interaction(frame, traceback)
         except OSError:
@@ -76,7 +76,7 @@ class _Debugger(pdb.Pdb):
 
 
 def _accept(where: str) -> socket.socket:
-    """To the next debugger that attaches."""
+    """Wait for the next debugger that attaches."""
     path = _folder() / f"{os.getpid()}-{threading.get_native_id()}"
     with socket.socket(socket.AF_UNIX) as listening:
         path.unlink(missing_ok=True)
@@ -104,7 +104,7 @@ def _folder() -> Path:
 
 
 def main() -> int:
-    """Attach to a process that stands, and pass lines on until it or the terminal ends."""
+    """Attach to a process at a breakpoint, and pass lines on until it or the terminal ends."""
     parser = argparse.ArgumentParser(prog=ATTACH, description="Attach to a process that stands at a breakpoint.")
     parser.add_argument("pid", type=int, nargs="?", help="process; the first one that stands, if it is left out")
     pid = parser.parse_args().pid
@@ -123,7 +123,7 @@ def main() -> int:
 
 
 def _standing(pid: int | None) -> Iterator[socket.socket]:
-    """Connections to processes that stand, longest first; what dead ones left is removed."""
+    """Connections to processes at a breakpoint, longest first; sockets of dead ones are removed."""
     paths = [path for path in _folder().iterdir() if pid is None or path.name.startswith(f"{pid}-")]
     for path in sorted(paths, key=lambda one: one.lstat().st_mtime):
         connection = socket.socket(socket.AF_UNIX)

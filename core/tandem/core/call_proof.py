@@ -24,9 +24,9 @@ CONTROL: Final = "/tandem.rpc.v1.Worker/Control"
 PROOF_KEY: Final = "x-tandem-proof"
 ANSWER_KEY: Final = "x-tandem-answer"
 WINDOW_S: Final = 10.0
-"""By how much a proof may be older or younger than the clock of the machine that is called."""
+"""Most that a proof may be older or younger than the clock of the called machine."""
 MAX_REMEMBERED: Final = 1 << 16
-"""Proofs that could be sent again; beyond, calls are refused. Only a member of the cluster can make one."""
+"""Remembered proofs against replay; beyond, calls are refused. Only a member of the cluster can make one."""
 _NONCE_BYTES = 16
 _LONGEST = 1024
 
@@ -55,7 +55,7 @@ class CallProof:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """For the call."""
+        """Metadata for the call."""
         return ((PROOF_KEY, self.line),)
 
     def is_answered(self, metadata: Iterable[tuple[str, str | bytes]]) -> bool:
@@ -80,7 +80,7 @@ class Refusal:
 class ProofChecker:
     """Checks the proofs of calls to one server; safe to use from several threads.
 
-    A proof from before this object was made is refused: what was recorded for the process that served here before.
+    A proof from before this object was made is refused: it was made for the process that served here before.
     """
 
     def __init__(self, secret: ClusterSecret, now_s: Callable[[], float] = time.time) -> None:
@@ -88,10 +88,10 @@ class ProofChecker:
         self._lock = threading.Lock()
         self._seen: set[str] = set()
         self._ages: list[tuple[float, str]] = []
-        """Heap of the times at which each may be forgotten."""
+        """Heap of the times at which each may be dropped."""
 
     def refusal(self, line: str, method: str, target: str | None) -> Refusal | None:
-        """Why a call with this proof is refused, None if it is not. `target`: of this server; None = any will do."""
+        """Why a call with this proof is refused, None if it is not. `target`: this server's; None = any is accepted."""
         said, _, mac = line[:_LONGEST].rpartition(" ")
         words = said.split(" ")
         is_whole = len(words) == 3 and line.isascii()

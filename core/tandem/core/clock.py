@@ -13,8 +13,8 @@ class Clock(Protocol):
 
 
 class MonotonicClock:
-    """The machine's monotonic clock: where there is such a one (Linux), the one that goes on while the machine is
-    suspended, for leases end meanwhile. Not to be compared with `time.monotonic`."""
+    """The machine's monotonic clock: on Linux the one that runs on while the machine is suspended, as leases end
+    meanwhile. Not to be compared with `time.monotonic`."""
 
     def now_s(self) -> float:
         return time.clock_gettime(_CLOCK)

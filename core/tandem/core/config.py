@@ -26,7 +26,8 @@ ENGINES = ("model", "sim")
 
 
 class Anonymous(StrEnum):
-    """When requests without an API key are let in. LOOPBACK: while the API listens on loopback and there is no key."""
+    """When requests without an API key are accepted. LOOPBACK: while the API listens on loopback and there is no
+    key."""
 
     LOOPBACK = "loopback"
     ALWAYS = "always"
@@ -34,7 +35,8 @@ class Anonymous(StrEnum):
 
 
 class Disaggregation(StrEnum):
-    """ALWAYS: every answer of more than one token crosses. NEVER: one worker does both. AUTO: what costs least."""
+    """ALWAYS: every answer of more than one token is handed over. NEVER: one worker does both. AUTO: the cheaper
+    one."""
 
     AUTO = "auto"
     ALWAYS = "always"
@@ -57,7 +59,7 @@ class PlannerMode(StrEnum):
 
 
 class PolicyName(StrEnum):
-    """How a router chooses workers: by cost in seconds, or for comparison by other known rules (docs/routing.md)."""
+    """Routing policy: by cost in seconds, or for comparison by other known rules (docs/routing.md)."""
 
     COST = "cost"
     LEAST_LOADED = "least_loaded"
@@ -109,7 +111,7 @@ class FurtherModelSection(ModelSection):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimSection:
-    """`[worker.sim]`: how long the simulated engine takes. 0 = as fast as it can."""
+    """`[worker.sim]`: times of the simulated engine. 0 = as fast as it can."""
 
     prefill_tokens_per_s: Amount = 0.0
     prefill_step_s: Amount = 0.0
@@ -129,7 +131,8 @@ SIM_KV_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleSection:
-    """`[prefill]`, `[decode]`, `[mixed]`: what workers of one role do differently from `[worker]`; None = the same."""
+    """`[prefill]`, `[decode]`, `[mixed]`: settings of workers of one role that differ from `[worker]`; None = the
+    same."""
 
     tp: Positive | None = None
     hardware: str | None = None
@@ -147,16 +150,16 @@ class RoleSection:
 class WorkerSection:
     """`[worker]`: settings of every worker. `threads` 0 = cores divided by ranks, at least 1.
 
-    `kv_memory_bytes` 0 = automatic: `automatic_kv_share` of what is left beside weights and steps (AutomaticKV). On a
-    CPU a worker then plans with `memory_bytes`, 0 = what is free, shared by the workers of the machine.
+    `kv_memory_bytes` 0 = automatic: `automatic_kv_share` of the memory beside weights and steps (AutomaticKV). On a CPU
+    a worker then plans with `memory_bytes`, 0 = the free memory, shared by the workers of the machine.
 
     `engine`: "model" computes, "sim" writes, moves and reads back KV by arithmetic, without weights. `kv_dtype` "auto"
     = the compute dtype. `wire_codec` ("int8", "fp8", "" = none) compresses KV on links that were measured below
-    `wire_codec_below_bytes_per_s`. `transports` is what a worker listens on; empty = all that work here. `hardware` is
-    the class of nodes that it may be placed on; "any" = all. `peak_flops_per_s` and `peak_bytes_per_s` (of memory) are
-    what the data sheet of one rank's accelerator promises; 0 = unknown. A step that takes longer than `step_slow_s`
-    takes the worker out of rotation until it ends, one that takes longer than `step_watchdog_s` ends the worker.
-    `swap_memory_bytes` is host memory for the KV of preempted requests of a GPU; 0 = they are computed again.
+    `wire_codec_below_bytes_per_s`. `transports` are those that a worker listens on; empty = all that work here.
+    `hardware` is the class of nodes that it may be placed on; "any" = all. `peak_flops_per_s` and `peak_bytes_per_s`
+    (of memory) are the data sheet's figures of one rank's accelerator; 0 = unknown. A step that takes longer than
+    `step_slow_s` takes the worker out of rotation until it ends, one that takes longer than `step_watchdog_s` ends the
+    worker. `swap_memory_bytes` is host memory for the KV of preempted requests of a GPU; 0 = they are computed again.
     Without `has_cuda_graphs` a GPU's decode steps are launched kernel by kernel.
     """
 
@@ -193,7 +196,7 @@ class WorkerSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSection:
-    """`[router]`: the front door. Ports: 0 = any free one; `grpc_port` and `admin_port` −1 = the port before + 1.
+    """`[router]`: the API server. Ports: 0 = any free one; `grpc_port` and `admin_port` −1 = the port before + 1.
     `processes` share the ports. `tls_cert` and `tls_key` are PEM files."""
 
     host: str = "127.0.0.1"
@@ -223,14 +226,14 @@ class RouterSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SloSection:
-    """`[slo.<class>]`: what requests of one class are promised; 0 = nothing."""
+    """`[slo.<class>]`: latency objectives of requests of one class; 0 = none."""
 
     ttft_s: Amount = 0.0
     itl_s: Amount = 0.0
 
 
 SLO_NAME = r"[A-Za-z0-9._-]{1,64}"
-"""A regular expression: what a class may be called that is added while the cluster runs."""
+"""Regular expression of names for a class that is added while the cluster runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,7 +250,7 @@ class AdmissionSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetSection:
-    """`[budget.<tenant>]`: what a tenant may ask for; 0 = as much as it likes. `[budget."*"]`: every other tenant."""
+    """`[budget.<tenant>]`: a tenant's limits; 0 = unlimited. `[budget."*"]`: every other tenant."""
 
     requests_per_minute: Count = 0
     tokens_per_minute: Count = 0
@@ -265,7 +268,8 @@ class RedisSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSection:
-    """`[store]`: what clients leave with the cluster. `dir`: shared by all routers; "" = a folder beside its state."""
+    """`[store]`: files that clients leave with the cluster. `dir`: shared by all routers; "" = a folder beside its
+    state."""
 
     dir: str = ""
     response_expiry_s: Annotated[float, Bound(1)] = 7 * 86_400.0
@@ -316,7 +320,7 @@ class RaySection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerSection:
-    """`[planner]`: whether and when the split of the workers follows the load. See docs/planning.md.
+    """`[planner]`: if and when the split of the workers follows the load. See docs/planning.md.
 
     `budget`: most workers, 0 = as many as there are.
     """

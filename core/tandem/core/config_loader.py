@@ -66,14 +66,14 @@ def overlaid(config: T, settings: Mapping[str, str], *, source: str) -> T:
 
 
 def _spelled(name: str, text: str, now: Any) -> Any:
-    """As it would stand in a file: lists by commas, bytes with a unit."""
+    """In the form that a file has: lists by commas, bytes with a unit."""
     if isinstance(now, list | tuple):
         return [part.strip() for part in text.split(",") if part.strip()]
     return parse_size(text, field=name) if name.endswith("_bytes") else text
 
 
 def dump(value: Any) -> bytes:
-    """A configuration as JSON that `load` reads back; the way that launchers hand one to a process.
+    """A configuration as JSON that `load` reads back; launchers hand it to a process in this form.
 
     Raises ConfigError for a text that is no UTF-8, such as a path with other bytes.
     """

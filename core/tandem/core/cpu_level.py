@@ -1,4 +1,4 @@
-"""Levels of x86 vector instructions: what this CPU has, and the highest one that this process may use.
+"""Levels of x86 vector instructions: that of this CPU, and the highest one that this process may use.
 
 `TANDEM_CPU_LEVEL` names the highest level. It holds the project's own C code, oneDNN, torch and MKL alike, so that a
 large CPU computes as a smaller one does. Libraries read their variables when they are loaded: `hold_libraries` belongs
@@ -94,7 +94,7 @@ def _cpu_field(name: str) -> list[str]:
 
 
 def product_words(level: CpuLevel, dtype: str = "bfloat16") -> str:
-    """With which instructions matrix products of `dtype` are computed at that level, for people; and what becomes of
+    """Instructions with which matrix products of `dtype` are computed at that level, for users; and the handling of
     bfloat16."""
     if dtype == "bfloat16":
         return _PRODUCTS[level]

@@ -40,7 +40,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSeen:
-    """A worker as a router sees it. Speeds are 0 where they were not measured; `kv_tokens`: what its pool holds,
+    """A worker as a router sees it. Speeds are 0 where they were not measured; `kv_tokens`: tokens that its pool holds,
     `kv_token_bytes` each."""
 
     worker: WorkerId
@@ -160,7 +160,7 @@ def _count(value: object) -> int:
 
 
 def _seconds(value: object) -> float:
-    """Or a speed: a number that is neither negative nor infinite."""
+    """Seconds or a speed: a number that is neither negative nor infinite."""
     if type(value) not in (int, float) or not 0 <= float(value) < math.inf:  # type: ignore[arg-type]
         raise ValueError(f"{str(value)[:80]!r} is no time")
     return float(value)  # type: ignore[arg-type]

@@ -18,18 +18,18 @@ from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
 
 DRAIN_DEADLINE_S = 60.0
-"""After so long a drain no longer waits for answers: those that still run move to another worker."""
+"""After so long a drain no longer waits for answers: requests that still run migrate to another worker."""
 MAX_WORKERS = 1024
-"""Of one cluster."""
+"""Most workers of one cluster."""
 INITIAL = "initial"
-"""The revision of workers that are as they were configured."""
+"""Revision of workers as configured."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-"""Of pools and workers: they stand in file names and in keys of the store."""
+"""Names of pools and workers: they are part of file names and of keys of the store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """Workers that are alike: `count` workers of `tp` ranks with one model and role on one hardware class.
+    """A set of equal workers: `count` workers of `tp` ranks with one model and role on one hardware class.
 
     `revision`: of its members that name none; all pools of a model have the same.
     """
@@ -84,8 +84,8 @@ class RolloutPhase(StrEnum):
 class Rollout:
     """Workers of `model` are replaced, until all are of `revision`; a model's last one stays in the record.
 
-    `sizes`: by pool, how many there are to be. `max_surge`: so many more than that of a pool may run meanwhile, and
-    `max_unavailable`: so many fewer may serve. `reason`: why it failed. `is_undo`: it restores what was before.
+    `sizes`: by pool, the number of workers. `max_surge`: so many more than that of a pool may run meanwhile, and
+    `max_unavailable`: so many fewer may serve. `reason`: why it failed. `is_undo`: it restores the revision before.
     """
 
     model: str
@@ -120,7 +120,7 @@ class DesiredState:
 
     @property
     def ranks(self) -> int:
-        """Of all pools together."""
+        """Ranks of all pools together."""
         return sum(pool.count * pool.tp for pool in self.pools)
 
     def pool(self, name: str) -> Pool:
@@ -141,7 +141,7 @@ class DesiredState:
         return self.drain_deadline_s if own_s is None else own_s
 
     def revision_of(self, member: Member) -> str:
-        """The revision that this member should be of."""
+        """The wanted revision of this member."""
         return member.revision or self.pool(member.pool).revision
 
     def revision(self, model: str, name: str) -> Revision | None:
@@ -149,7 +149,7 @@ class DesiredState:
         return next((one for one in self.revisions if (one.model, one.name) == (model, name)), None)
 
     def rollout(self, model: str) -> Rollout | None:
-        """The model's last one, over or not."""
+        """The model's last rollout, over or not."""
         return next((one for one in self.rollouts if one.model == model), None)
 
     def under_way(self, model: str) -> Rollout | None:
@@ -158,7 +158,7 @@ class DesiredState:
         return rollout if rollout is not None and rollout.phase is not RolloutPhase.DONE else None
 
     def filled(self) -> DesiredState:
-        """With members where none are named: `<pool>-0`, `<pool>-1` …, as many as each pool counts."""
+        """Fill in members where none are named: `<pool>-0`, `<pool>-1` …, as many as each pool counts."""
         if self.members:
             return self
         members = [

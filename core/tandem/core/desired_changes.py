@@ -54,12 +54,12 @@ def scaled(
     model: str = "",
     may_flip: bool = True,
 ) -> DesiredState:
-    """So many workers of each role that is named in `counts`; other roles stay. `model` "" = the only one.
+    """Return the state with so many workers of each role in `counts`; other roles stay. `model` "" = the only one.
 
     Victims are those that are drained already or do not run, then those with the least load, then with the least KV
-    that only they hold. Where another role wants more, those of them that hold the most change their role, if pools are
-    alike in ranks and hardware; the others leave. New workers take the lowest free numbers of their pool.
-    ConflictError for what is too many, before anything is chosen, and while a rollout is under way.
+    that only they hold. Where another role needs more workers, those of them that hold the most change their role, if
+    pools are alike in ranks and hardware; the others leave. New workers take the lowest free numbers of their pool.
+    ConflictError for too many workers, before any victim is chosen, and while a rollout is under way.
     """
     check_still(state, model_of(state, model))
     pools = {pool.role: pool for pool in state.pools if pool.model == model_of(state, model)}
@@ -82,8 +82,8 @@ def scaled(
 
 
 def split(state: DesiredState, ratio: tuple[int, int], total: int, *, model: str = "") -> dict[RoleName, int]:
-    """Prefill and decode workers in the nearest ratio that `total` of them allow, at least one each; 0 = as many as
-    there are."""
+    """Prefill and decode workers in the nearest ratio that `total` of them allow, at least one each; 0 = the present
+    total."""
     now = roles_of(state.pools, model_of(state, model))
     total = total or now[RoleName.PREFILL] + now[RoleName.DECODE]
     if total < 2:
@@ -93,7 +93,7 @@ def split(state: DesiredState, ratio: tuple[int, int], total: int, *, model: str
 
 
 def flipped(state: DesiredState, worker: str, role: RoleName) -> DesiredState:
-    """`worker` in another role, with its weights, ranks and prefix cache."""
+    """Return the state with `worker` in another role, with its weights, ranks and prefix cache."""
     member = member_named(state, worker)
     pool = state.pool(member.pool)
     if member.role is role:
@@ -156,7 +156,7 @@ def changes(before: DesiredState, after: DesiredState) -> list[Change]:
 
 
 def check_still(state: DesiredState, model: str) -> None:
-    """ConflictError while a rollout of the model is under way: until it is over, it decides which workers there are."""
+    """ConflictError while a rollout of the model is under way: until it is over, it decides which workers exist."""
     rollout = state.under_way(model)
     if rollout is not None:
         raise ConflictError(
@@ -190,7 +190,7 @@ def member_named(state: DesiredState, worker: str) -> Member:
 
 
 def with_members(state: DesiredState, members: Sequence[Member]) -> DesiredState:
-    """These members, and pools that count them."""
+    """Return the state with these members, and with pools that count them."""
     sizes = {pool.name: sum(member.pool == pool.name for member in members) for pool in state.pools}
     pools = tuple(replace(pool, count=sizes[pool.name]) for pool in state.pools)
     return replace(state, pools=pools, members=tuple(members))
@@ -203,7 +203,7 @@ def _with(state: DesiredState, changed: Member) -> DesiredState:
 
 
 def _valid(state: DesiredState) -> DesiredState:
-    """ConflictError for what could not serve or breaks the bound."""
+    """Validate it: ConflictError for a state that could not serve or breaks the bound."""
     try:
         state.validate()
     except ConfigError as error:

@@ -35,8 +35,8 @@ from typing import ClassVar
 
 
 class TandemError(Exception):
-    """Base: `what` happened, `why`, and what `todo`; `retryable` = the same request may succeed later or elsewhere;
-    `retry_after_s` = when, if that is known."""
+    """Base: `what` happened, `why`, and the remedy `todo`; `retryable` = the same request may succeed later or
+    elsewhere; `retry_after_s` = when, if that is known."""
 
     code: ClassVar[str] = "internal"
     retryable: ClassVar[bool] = False
@@ -50,7 +50,7 @@ class TandemError(Exception):
 
     @property
     def message(self) -> str:
-        """One line: what, why and what to do."""
+        """One line: the fault, its cause and the remedy."""
         text = self.what.rstrip(".")
         if self.why:
             text += f": {self.why.rstrip('.')}"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write `data` to `path` with mode 0600 from the first byte, replacing what was there in one step. OSError if it
-    cannot; then what was there is still there, and nothing else."""
+    """Write `data` to `path` with mode 0600 from the first byte, replacing a previous file in one step. OSError if it
+    cannot; then the previous file is unchanged, and no other is left."""
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # a new file, never a link's target
     temporary = Path(name)
     try:
@@ -27,7 +27,7 @@ def write_private(path: Path, data: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Have the bytes of a file, or the names in a folder, on disk. Raises OSError."""
+    """Flush the bytes of a file, or the names in a folder, to disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

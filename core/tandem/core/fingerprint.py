@@ -1,4 +1,4 @@
-"""The identity of a served model: what must be equal for two workers to exchange KV blocks."""
+"""The identity of a served model: properties that must be equal for two workers to exchange KV blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Short garbage collections of long-lived processes: a full one that walks all modules stops everything for 50 ms."""
+"""Shortens garbage collections of long-lived processes: a full one that walks all modules stops everything for 50
+ms."""
 
 from __future__ import annotations
 
@@ -11,13 +12,13 @@ _LOADING = 50_000
 
 
 def load_without_pauses() -> None:
-    """Call at the start of a process that imports and loads much: hardly any of it is garbage, and looking for some
-    takes a tenth of a second of importing torch. Until `keep_loaded`."""
+    """Call at the start of a process that imports and loads much, until `keep_loaded`: hardly any of it is garbage, and
+    collections take a tenth of a second of importing torch."""
     gc.set_threshold(_LOADING, _MIDDLE, _OLD)
 
 
 def keep_loaded() -> None:
-    """Call when a process has loaded what it keeps: collections look only at what came after, and come less often."""
+    """Call when a process has loaded what it keeps: collections then look only at later objects, and are rarer."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG, _MIDDLE, _OLD)

@@ -20,7 +20,7 @@ ignore raises the minor one, and goes only to peers with an agreed version that 
 
 
 class Codec(IntEnum):
-    """How a payload's numbers are written, as frames number it: in the receiver's dtype, or quantised with one scale a
+    """Encoding of a payload's numbers, as frames number it: in the receiver's dtype, or quantised with one scale a
     (block, layer, plane, head) (`tandem.kernels.kv_codec`)."""
 
     NONE = 0
@@ -99,7 +99,7 @@ def refusal(sender: KVProfile, receiver: KVProfile) -> str:
 
 
 def agree(sender: KVProfile, receiver: KVProfile, *, offered: tuple[str, ...] = ()) -> WireForm:
-    """The form in which blocks travel. `offered`: codecs that the sender wants for this link, best first.
+    """The form in which blocks travel. `offered`: codecs that the sender offers for this link, best first.
 
     Raises PairRefusedError with the reason of `refusal`.
     """
@@ -115,7 +115,7 @@ def agree(sender: KVProfile, receiver: KVProfile, *, offered: tuple[str, ...] = 
 
 
 def protocol_refusal(mine: tuple[int, int], theirs: tuple[int, int]) -> str:
-    """Why two protocol versions, (major, minor), cannot speak to each other; "" if they speak the smaller one."""
+    """Why two protocol versions, (major, minor), are incompatible; "" if they can use the smaller one."""
     if mine[0] == theirs[0]:
         return ""
     versions = f"{mine[0]}.{mine[1]} and {theirs[0]}.{theirs[1]}"
@@ -134,13 +134,14 @@ def offers_for(sender: KVProfile, link_bytes_per_s: float | None) -> tuple[str, 
 
 
 def lossy_name(sender: KVProfile, receiver: KVProfile, *, offered: tuple[str, ...] = ()) -> str:
-    """HashRoot.lossy of what `receiver` gets from `sender`: what was done to the bytes on the way; "" = nothing."""
+    """HashRoot.lossy of KV that `receiver` gets from `sender`: the changes to its bytes on the way; "" = none."""
     codec = _common_codec(sender, receiver, offered)
     return "+".join([*_conversions(sender, receiver), codec] if codec else _conversions(sender, receiver))
 
 
 def describe(sender: KVProfile, receiver: KVProfile, *, offered: tuple[str, ...] = ()) -> str:
-    """How blocks get from one to the other, for people; they must fit. "exact" = bytes as they are, block by block."""
+    """How blocks get from one to the other, for users; the two must be compatible. "exact" = bytes as they are, block
+    by block."""
     ours, theirs = sender.layout.groups, receiver.layout.groups
     sizes = sorted({(a.block_tokens, b.block_tokens) for a, b in zip(ours, theirs, strict=True)})
     parts = [f"re-blocked {a} to {b}" for a, b in sizes if a != b]

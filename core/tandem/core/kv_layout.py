@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from tandem.core.ids import GroupId
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Everything that KV may be stored in, each of which converts to each other; bytes of a number."""
+"""All dtypes that KV may be stored in, with bytes of a number; each converts to each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

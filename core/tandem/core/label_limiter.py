@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 MAX_VALUES: Final = 32
-"""Of a worker's peers: each has counters in every load report."""
+"""Limit for a worker's peers: each has counters in every load report."""
 OTHER: Final = "other"
 
 
 class BoundedLabel:
-    """The first `limit` values that come stand for themselves, all further ones are "other"."""
+    """The first `limit` values stand for themselves, all further ones are "other"."""
 
     def __init__(self, limit: int = MAX_VALUES) -> None:
         self._limit = limit

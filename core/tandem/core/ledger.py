@@ -216,7 +216,7 @@ class BlockLedger:
         return len(self._holders.get(block, ())) > 1 or block in self._hash_of
 
     def blocks_of(self, holder: Holder) -> list[BlockId]:
-        """The blocks of a holder, in the order it got them."""
+        """The blocks of a holder, in the order of allocation."""
         return list(self._held_by.get(holder, ()))
 
     def holders(self) -> dict[Holder, int]:
@@ -327,7 +327,7 @@ class BlockLedger:
         return block
 
     def _unname(self, block: BlockId) -> None:
-        """Another one with its content takes over the name; if there is none, the name is gone."""
+        """Give the name to another block with its content; without one, the name is gone."""
         block_hash = self._hash_of.pop(block)
         heir = next(iter(self._twins.get(block_hash, ())), None)
         if heir is not None:

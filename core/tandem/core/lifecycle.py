@@ -1,4 +1,5 @@
-"""One request's life as an enum that logs, metrics and spans share, why an answer ends, what a worker does."""
+"""Enums that logs, metrics and spans share: phases of a request, reasons of an answer's end, states and roles of
+workers."""
 
 from enum import StrEnum
 

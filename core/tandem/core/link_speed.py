@@ -1,4 +1,4 @@
-"""How fast a transport moves bytes between two hosts: one measurement, as workers, Redis and routers pass it on."""
+"""Speed of a transport between two hosts: one measurement, as workers, Redis and routers pass it on."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LinkSpeed:
 
 
 def rate(bytes_per_s: float) -> str:
-    """Bytes a second for people: "3.20 GB/s", "12.5 MB/s"; a dash where there is no figure."""
+    """Bytes a second for users: "3.20 GB/s", "12.5 MB/s"; a dash where there is no figure."""
     if bytes_per_s <= 0:
         return "–"
     return f"{bytes_per_s / 1e9:.2f} GB/s" if bytes_per_s >= 1e9 else f"{bytes_per_s / 1e6:.3g} MB/s"

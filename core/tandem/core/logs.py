@@ -14,7 +14,7 @@ from typing import Any, Final, TextIO
 
 TEXT, JSON = FORMATS = ("text", "json")
 _OWN: Final = ("time", "level", "component", "event", "traceback")
-"""Keys of a JSON line that are no field of an event."""
+"""Keys of a JSON line that are not fields of an event."""
 
 
 def setup(component: str, *, level: str = "INFO", as_json: bool = False, stream: TextIO | None = None) -> None:
@@ -32,12 +32,12 @@ def event(logger: logging.Logger, name: str, level: int = logging.INFO, **fields
 
 
 def event_with_stacks(logger: logging.Logger, name: str, level: int, stacks: str, **fields: Any) -> None:
-    """Log an event with `stacks` where others have a traceback: of threads that nothing was raised in."""
+    """Log an event with `stacks` in place of a traceback: of threads in which nothing was raised."""
     logger.log(level, name, extra={"fields": fields, "stacks": stacks})
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Loses what a full disk or a closed terminal does not take, instead of telling so on stderr each time."""
+    """Drops records that a full disk or a closed terminal does not take, without an error on stderr each time."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - as logging calls it
         if not isinstance(sys.exc_info()[1], OSError):

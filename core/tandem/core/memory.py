@@ -1,4 +1,4 @@
-"""Memory of this process as glibc and the kernel keep it: what is freed goes back, what stays lies on huge pages."""
+"""Memory of this process in glibc and the kernel: freed memory goes back, kept memory is put on huge pages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def return_large_buffers() -> None:
 
 
 def return_free_memory() -> None:
-    """Have glibc return what is free between buffers in use. Call after work that took hundreds of megabytes in small
+    """Have glibc return free memory between buffers in use. Call after work that took hundreds of megabytes in small
     pieces, on a thread of its own: it takes about 0.1 ms for each. Elsewhere nothing changes."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
@@ -51,8 +51,8 @@ def madvise(first: int, last: int, advice: int) -> None:
 
 
 def use_huge_pages() -> None:
-    """Have the kernel put what this process has in memory now on huge pages, where that is half full at least and its
-    own, not shared with a process that it was forked from (Linux 6.1 on; elsewhere nothing changes). Call once, after
+    """Have the kernel put this process's present memory on huge pages, where that is half full at least and its own,
+    not shared with a process that it was forked from (Linux 6.1 on; elsewhere nothing changes). Call once, after
     `keep_loaded`: a process of many short tasks runs little code often, and looks up the pages of its objects each
     time. It takes some milliseconds for each 2 MiB."""
     with suppress(OSError):

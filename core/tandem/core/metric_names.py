@@ -35,7 +35,7 @@ class Source(StrEnum):
 
 
 class Metric(str):
-    """The name of a metric, which is all that most code needs of it, with what stands behind it."""
+    """The name of a metric, all that most code needs of it, with its further properties."""
 
     source: Source
     kind: Kind
@@ -465,7 +465,7 @@ _SHORT = {
     "kv_skipped_blocks": (KV_TRANSFER_SKIPPED_BLOCKS, {}),
     "transfer_open": (KV_RECEIVING, {}),
 }
-"""Short names that workers count under, besides those that only lack the prefix."""
+"""Short names of workers' counters, besides those that only lack the prefix."""
 _DROPPED = "transfer_dropped_"
 """Prefix under which workers count dropped frames; the reason follows."""
 
@@ -478,8 +478,8 @@ def counter_key(name: str, **labels: str) -> str:
 
 
 def reported(key: str) -> tuple[Metric, dict[str, str]] | None:
-    """The metric that a key of a load report stands for, with labels of its own; None if there is none such, or if it
-    has other labels: a worker of another release may count what this one does not know."""
+    """The metric that a key of a load report stands for, with its labels; None if there is none such, or if it has
+    other labels: a worker of another release may count something that this one does not know."""
     if key in _SHORT:
         return _SHORT[key]
     if key.startswith(_DROPPED):

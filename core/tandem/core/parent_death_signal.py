@@ -17,7 +17,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def tied(command: Sequence[str], number: signal.Signals = signal.SIGKILL) -> list[str]:
-    """`command` for a child that gets signal `number` when this process ends. Its first word is looked for on PATH."""
+    """`command` for a child that gets signal `number` when this process ends. Its first word is searched on PATH."""
     return [sys.executable, "-ISE", __file__, str(int(number)), str(os.getpid()), *command]
 
 

@@ -1,4 +1,4 @@
-"""Paths as people write them."""
+"""Expands and checks paths given by users."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from tandem.core.errors import ConfigError
 ASSUMED_TOKENS_PER_S = 5000.0
 """The prefill rate of a worker that has not computed a prompt yet."""
 MAX_ROWS = 32
-"""Rows of a queue in a load report; neighbours are put together beyond."""
+"""Rows of a queue in a load report; beyond, neighbours are merged."""
 
 
 class QueuedWork(NamedTuple):
@@ -39,15 +39,15 @@ class QueuedWork(NamedTuple):
 class PrefillSpeed:
     """How fast a worker computes prompts; 0 of `tokens_per_s` = not measured.
 
-    `tokens_per_s` is for tokens with nothing before them, `context_s` what each token takes longer for each one
-    before it: of a long prompt's last tokens, most of their time.
+    `tokens_per_s` is for tokens with nothing before them, `context_s` the additional time of each token for each one
+    before it: most of the time of a long prompt's last tokens.
     """
 
     tokens_per_s: float = 0.0
     context_s: float = 0.0
 
     def seconds(self, tokens: float, attended: float) -> float:
-        """To compute so much; as at ASSUMED_TOKENS_PER_S where it is not measured."""
+        """Seconds to compute so much; as at ASSUMED_TOKENS_PER_S where it is not measured."""
         return tokens / (self.tokens_per_s or ASSUMED_TOKENS_PER_S) + self.context_s * attended
 
 
@@ -55,7 +55,7 @@ UNMEASURED = PrefillSpeed()
 
 
 def attended(start: int, end: int) -> float:
-    """Pairs of a token in [start, end) and a token before it: what attention looks at."""
+    """Pairs of a token in [start, end) and a token before it: the amount of attention."""
     return (end - start) * (end + start) / 2
 
 
@@ -88,7 +88,8 @@ FIRST_COME = QueueRules(stretch=0.0, max_overtake_s=0.0)
 
 
 def condensed(queue: Iterable[QueuedWork], limit: int = MAX_ROWS) -> list[QueuedWork]:
-    """By due time, at most `limit` rows: neighbours become one that is due when the first of them is."""
+    """Merge rows, sorted by due time, into at most `limit`: neighbours become one that is due when the first of them
+    is."""
     rows = sorted(queue)
     size = -(-len(rows) // limit)
     return rows if size <= 1 else [_together(rows[at : at + size]) for at in range(0, len(rows), size)]

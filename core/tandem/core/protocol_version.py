@@ -8,7 +8,7 @@ packed prompts. 4: states of workers, which a router acknowledges."""
 
 
 def stream_refusal(theirs: int) -> str:
-    """Why the other end of a stream cannot be spoken to; "" if it can."""
+    """Why the stream's other end is incompatible; "" if it is not."""
     if theirs == STREAM_VERSION:
         return ""
     versions = f"version {theirs} there, {STREAM_VERSION} here"

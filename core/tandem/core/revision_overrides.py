@@ -1,4 +1,4 @@
-"""Settings of a revision: which of a cluster's settings it may change, and what becomes of the configuration."""
+"""Settings of a revision: those of a cluster's settings that it may change, and the resulting configuration."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def configured(config: ClusterConfig, settings: Mapping[str, str]) -> ClusterCon
 
 @cache
 def _places() -> tuple[str, ...]:
-    """Such as "worker.chunk_tokens"."""
+    """Paths of these settings, such as "worker.chunk_tokens"."""
     every = ClusterConfig()
     found = [place for section in _SECTIONS for place in _fields(getattr(every, section), section)]
     return tuple(place for place in found if place.rpartition(".")[2] not in _POOLS)

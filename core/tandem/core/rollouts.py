@@ -45,7 +45,7 @@ def named(model_path: str, settings: Mapping[str, str]) -> str:
 
 
 def current_revision(state: DesiredState, model: str) -> str:
-    """That of the model's workers; while a rollout is under way, that with which it began."""
+    """Revision of the model's workers; while a rollout is under way, the one with which it began."""
     return next(pool.revision for pool in state.pools if pool.model == model)
 
 
@@ -59,9 +59,9 @@ def started(
     max_surge: int = 1,
     max_unavailable: int = 0,
 ) -> DesiredState:
-    """All workers of `model` become such of another revision: as they are now, with what is given here changed.
+    """Start to replace all workers of `model` by those of another revision: the present one, with these changes.
 
-    `name` "" = a digest of what it then is. ConflictError if another rollout is under way, or it could not go on.
+    `name` "" = a digest of its content. ConflictError if another rollout is under way, or this one could not go on.
     """
     model = model_of(state, model)
     now = current_revision(state, model)
@@ -92,12 +92,12 @@ def paused(state: DesiredState, *, model: str = "") -> DesiredState:
 
 
 def resumed(state: DesiredState, *, model: str = "") -> DesiredState:
-    """It goes on, after a pause or a failure."""
+    """Resume it after a pause or a failure."""
     return _in_phase(state, _there(state, model), RolloutPhase.ROLLING)
 
 
 def undone(state: DesiredState, *, model: str = "") -> DesiredState:
-    """Back to the revision before: of a rollout that is under way, or of the last one. Undone once, it is undone."""
+    """Roll back to the revision before: of a rollout under way, or of the last one. An undo is not undone again."""
     model = model_of(state, model)
     rollout = state.rollout(model)
     if rollout is None:
@@ -116,9 +116,9 @@ def undone(state: DesiredState, *, model: str = "") -> DesiredState:
 
 
 def advanced(state: DesiredState, running: Sequence[Standing], broken: Mapping[WorkerId, str]) -> DesiredState:
-    """The record after the next step of every rollout; the same object if there is none to take.
+    """Return the record after the next step of every rollout; the same object if there is none to take.
 
-    `broken`: members that will not work, and why. One of the new revision stops its rollout, and is wanted no more.
+    `broken`: members that will not work, and why. One of the new revision stops its rollout, and is no longer wanted.
     """
     for rollout in state.rollouts:
         failed = next((name for name in broken if _is_new(state, rollout, state.member(name))), None)
@@ -130,8 +130,8 @@ def advanced(state: DesiredState, running: Sequence[Standing], broken: Mapping[W
 
 
 class _Step:
-    """One step of one rollout. New workers come while there is room, old ones leave while enough serve, and no pool is
-    further than the others: workers of different revisions do not work together, so half a pair would be no help."""
+    """One step of one rollout. New workers come while there is room, old ones leave while enough serve, and no pool
+    runs ahead of the others: workers of different revisions do not work together, so half a pair would not help."""
 
     def __init__(self, state: DesiredState, rollout: Rollout, running: Sequence[Standing]) -> None:
         self._state, self._rollout, self._running = state, rollout, running
@@ -207,7 +207,7 @@ class _Step:
         return Fraction(new, self._size(pool))
 
     def _size(self, pool: Pool) -> int:
-        """How many there are to be that serve."""
+        """Wanted number of serving workers."""
         cordoned = sum(member.pool == pool.name and member.is_cordoned for member in self._members)
         return max(0, self._rollout.sizes.get(pool.name, 0) - cordoned)
 
@@ -265,7 +265,7 @@ def _is_new(state: DesiredState, rollout: Rollout, member: Member | None) -> boo
 
 
 def _stopped(state: DesiredState, rollout: Rollout, first: WorkerId, broken: Mapping[WorkerId, str]) -> DesiredState:
-    """The broken ones of the new revision leave, if the record stays whole without them; cordoned ones go back."""
+    """Remove the broken members of the new revision, if the record stays valid without them; cordoned ones go back."""
     reason = rollout.reason or f"{first}: {broken[first]}"
     marked = _with_rollout(state, replace(rollout, phase=RolloutPhase.FAILED, reason=reason))
     bad = {one.worker_id for one in state.members if one.worker_id in broken and _is_new(state, rollout, one)}

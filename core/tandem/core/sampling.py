@@ -1,4 +1,4 @@
-"""How a request wants its tokens chosen. Validated once, at the front door; every component trusts it after."""
+"""Sampling settings of a request. Validated once, by the API; every component trusts them after."""
 
 from __future__ import annotations
 

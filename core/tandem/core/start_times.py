@@ -9,7 +9,7 @@ from pathlib import Path
 from tandem.core.clock import Clock, MonotonicClock
 
 _STARTED_FIELD = 19
-"""Of /proc/PID/stat, counted behind the program's name: clock ticks from boot to the process's start."""
+"""Field of /proc/PID/stat, counted behind the program's name: clock ticks from boot to the process's start."""
 LONGEST_S = 3600.0
 """A process that seems to have begun longer ago was not started by a clock that can be compared with ours."""
 
@@ -42,7 +42,7 @@ class StartTimes:
         self._took_s: dict[StartPhase, float] = {}
 
     def enter(self, phase: StartPhase) -> None:
-        """The phase before is over."""
+        """Begin this phase and end the one before."""
         now_s = self._clock.now_s()
         self._took_s[self._phase] = self._took_s.get(self._phase, 0.0) + now_s - self._entered_s
         self._phase, self._entered_s = phase, now_s

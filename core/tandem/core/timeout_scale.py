@@ -1,5 +1,5 @@
-"""By how much longer than usual this process waits for others before it gives them up: for debuggers, which make a
-process stand for minutes.
+"""Factor on the time that this process waits for others before it gives them up: for debuggers, which stop a process
+for minutes.
 
 `TANDEM_PATIENCE` names the factor, and children inherit it. It is read once, when this module is loaded, so that every
 bound stays a constant: a program that sets it starts itself again. Every process of a cluster must have the same one.
@@ -15,11 +15,11 @@ from tandem.core.errors import ConfigError
 
 PATIENCE_VARIABLE: Final = "TANDEM_PATIENCE"
 MOST: Final = 3600.0
-"""Two and a half hours of silence, for bounds that are 2.5 s."""
+"""Two and a half hours of silence, for bounds of 2.5 s."""
 
 
 def named_patience(variables: Mapping[str, str] = os.environ) -> float:
-    """The factor that `TANDEM_PATIENCE` names; 1 if it is not set. Raises ConfigError for what is no such factor."""
+    """The factor that `TANDEM_PATIENCE` names; 1 if it is not set. Raises ConfigError for any other value."""
     said = variables.get(PATIENCE_VARIABLE, "")
     try:
         factor = float(said or 1)

@@ -1,4 +1,4 @@
-"""URLs as they may be shown."""
+"""URLs in a form that is safe to show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Walks through the head of a GGUF file. Nothing is allocated, and nothing is read, before it is known to be there."""
+"""Walks through the head of a GGUF file. Nothing is allocated or read before it is known to be there."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Cursor:
         return value
 
     def _skip(self, length: int) -> int:
-        """Step over `length` bytes; where they begin."""
+        """Step over `length` bytes; return their start."""
         start = self.at
         if length > self._end - start:
             raise self.error(f"it ends at byte {self._end}, and {length} bytes are named at byte {start}")

@@ -47,7 +47,7 @@ class StoredTensor:
 
     @property
     def row_bytes(self) -> int:
-        """Of one row, numbers of the last dimension."""
+        """Bytes of one row of numbers, along the last dimension."""
         return self.shape[-1] // self.kind.block * self.kind.block_bytes
 
 

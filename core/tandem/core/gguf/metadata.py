@@ -12,15 +12,15 @@ from tandem.core.errors import ModelError
 from tandem.core.gguf.types import VALUE_FORMATS, ValueType
 
 MAX_TEXT_BYTES = 16 << 20
-"""Of one text; chat templates have some tens of KiB."""
+"""Limit of one text; chat templates have some tens of KiB."""
 MAX_ELEMENTS = 1 << 22
-"""Of one array that is read; the largest vocabulary known has 2^18 tokens, and twice as many merges."""
+"""Limit of one array that is read; the largest vocabulary known has 2^18 tokens, and twice as many merges."""
 _LENGTH = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredText:
-    """Where the bytes of a text are."""
+    """Position of a text's bytes."""
 
     start: int
     length: int
@@ -28,7 +28,7 @@ class StoredText:
 
 @dataclass(frozen=True, slots=True)
 class StoredArray:
-    """Where the elements of an array are, one behind the other: `count` of type `kind` in `size` bytes."""
+    """Position of an array's elements, one behind the other: `count` of type `kind` in `size` bytes."""
 
     kind: ValueType
     start: int
@@ -55,11 +55,11 @@ class Metadata:
         return len(self._values)
 
     def keys(self) -> tuple[str, ...]:
-        """In the order of the file."""
+        """Keys in the order of the file."""
         return tuple(self._values)
 
     def error(self, key: str, why: str, todo: str = "download the file again") -> ModelError:
-        """For a value that is wrong."""
+        """The error for a wrong value."""
         return ModelError(f"{self.path}: {key} cannot be used", why=why, todo=todo)
 
     def digest(self, prefix: str = "") -> str:
@@ -88,7 +88,7 @@ class Metadata:
         return value
 
     def number(self, key: str, default: float | None = None) -> float | None:
-        """A number, which may be infinite or none (NaN)."""
+        """A number, which may be infinite or NaN."""
         value = self._values.get(key)
         if value is None:
             return default

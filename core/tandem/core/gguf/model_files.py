@@ -1,4 +1,4 @@
-"""The one or several GGUF files of a model, read as one; which files they are.
+"""The one or several GGUF files of a model, found and read as one.
 
 A model of several is NAME-00001-of-0000N.gguf and so on: the first has the metadata, each has tensors.
 """
@@ -44,7 +44,7 @@ def gguf_in(folder: Path) -> Path | None:
 
 
 def folder_of(path: Path) -> Path:
-    """Where the files of a model are: a folder itself, or that of a GGUF file."""
+    """Folder of a model's files: a folder itself, or that of a GGUF file."""
     return path.parent if is_gguf(path) else path
 
 

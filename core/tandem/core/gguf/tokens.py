@@ -23,7 +23,7 @@ _ENDS = frozenset({
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>",
     "<EOT>", "_<EOT>", "<｜end▁of▁sentence｜>", "<end_of_utterance>", "<eos>", "</s>", "<|end_of_text|>",
 })  # fmt: skip
-"""Of chats: files name but one of their ends, and llama.cpp knows the others by their text."""
+"""Ends of chats: files name only one of them, and llama.cpp knows the others by their text."""
 
 
 def end_token_ids(metadata: Metadata) -> tuple[int, ...]:
