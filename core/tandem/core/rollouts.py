@@ -97,7 +97,8 @@ def resumed(state: DesiredState, *, model: str = "") -> DesiredState:
 
 
 def undone(state: DesiredState, *, model: str = "") -> DesiredState:
-    """Roll back to the revision before: of a rollout under way, or of the last one. An undo is not undone again."""
+    """Roll back to the revision before: of a rollout under way, or of the last one. Undoing twice changes nothing
+    more."""
     model = model_of(state, model)
     rollout = state.rollout(model)
     if rollout is None:

@@ -48,7 +48,7 @@ class Backoff:
         self._next_s = first_s
 
     def reset(self) -> None:
-        """Things work again: start small next time."""
+        """It works again: begin with short pauses next time."""
         self._next_s = self._first_s
 
     async def pause(self) -> None:

@@ -1,4 +1,5 @@
-"""A Redis server of our own, for clusters that name none: loopback only, with a password, durable, dying with us.
+"""A private Redis server, for clusters that name none: loopback only, with a password, durable, ended with this
+process.
 
 It owns its folder (mode 0700) while it runs, held by a lock that outlives a killed parent until the server is gone.
 """
@@ -230,9 +231,10 @@ def _free_port() -> int:
 
 
 def _spawn(binary: Path, folder: Path, text: str, lock: int) -> subprocess.Popen[bytes]:
-    """The settings go in through stdin, so that the password stands neither in a file nor in the process list.
+    """Pass the settings through stdin, so that the password is neither in a file nor in the process list.
 
-    They wait in the pipe before the server exists: interrupted in between, it would else start without any, for all.
+    They are in the pipe before the server exists: interrupted in between, it would otherwise start without any, open to
+    all.
     """
     settings = _filled_pipe(text.encode())
     log = os.open(folder / "redis.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

@@ -32,7 +32,7 @@ class Keys:
         _check("cluster name", self.cluster)
 
     def members(self, kind: Member) -> str:
-        """Set of the ids of every member that ever registered and was not forgotten since."""
+        """Set of the ids of every member that registered and was not forgotten since."""
         return f"tandem:{self.cluster}:{kind}s"
 
     def registry_channel(self, kind: Member) -> str:
@@ -98,7 +98,7 @@ class Keys:
 
     @property
     def charges(self) -> str:
-        """Hash of what files and open batches count as, by id: bytes and tenant."""
+        """Hash of charged bytes of files and open batches, by id: bytes and tenant."""
         return f"tandem:{self.cluster}:{{batches}}:charges"
 
     @property
@@ -156,22 +156,22 @@ class Keys:
         return f"tandem:{self.cluster}:wake:apikeys"
 
     def budget(self, tenant: str) -> str:
-        """Hash with what is left of a tenant's budgets."""
+        """Hash of the rest of a tenant's budgets."""
         return f"tandem:{self.cluster}:budget:{{{_check('tenant', tenant)}}}"
 
     @property
     def cluster_events(self) -> str:
-        """Stream of what the cluster did and why, oldest first; it is kept short."""
+        """Stream of the cluster's actions and their reasons, oldest first; it is kept short."""
         return f"tandem:{self.cluster}:event-stream"
 
     @property
     def demand(self) -> str:
-        """Hash by router: what it saw of the last minutes, for the planner."""
+        """Hash of routers' demand in the last minutes, by router, for the planner."""
         return f"tandem:{self.cluster}:demand"
 
     @property
     def planner(self) -> str:
-        """JSON of the planner's last word; it expires."""
+        """JSON of the planner's last decision; it expires."""
         return f"tandem:{self.cluster}:planner"
 
     @property

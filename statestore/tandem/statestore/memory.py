@@ -1,4 +1,4 @@
-"""How full Redis is: asked now and then, for metrics. Of a server that may not be asked nothing is known."""
+"""Memory use of Redis: read now and then, for metrics. Unknown for a server that does not allow the query."""
 
 from __future__ import annotations
 

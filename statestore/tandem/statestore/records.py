@@ -39,7 +39,7 @@ class WorkerRecord:
 
     @property
     def member(self) -> str:
-        """Its id among all leases of its kind."""
+        """The id of its lease."""
         return self.worker
 
     @classmethod
@@ -61,7 +61,7 @@ class RouterRecord:
 
     @property
     def member(self) -> str:
-        """Its id among all leases of its kind."""
+        """The id of its lease."""
         return self.router
 
     @classmethod

@@ -17,9 +17,9 @@ from tandem.statestore.index.shards import Shards, allocated_bytes
 
 _MAX_SHARED_MASKS = 16_384
 _JUMP = 16
-"""Blocks that a lookup goes ahead at once."""
+"""Blocks that a lookup jumps ahead at once."""
 _CHECK_BLOCKS = 256
-"""Blocks that may be added before memory is looked at again; meanwhile a few of the dictionaries may grow."""
+"""Blocks that may be added before memory is checked again; meanwhile a few of the dictionaries may grow."""
 
 
 class BlockTable:
@@ -95,7 +95,7 @@ class BlockTable:
             self._unchecked = 0
 
     def remove(self, bit: int, blocks: Iterable[tuple[int, BlockHash]]) -> None:
-        """The slot holds these blocks no longer. Idempotent."""
+        """Unmark blocks of the slot. Idempotent."""
         keep = self._open & ~bit
         for group, block in blocks:
             shards = self._groups.get(group)
@@ -168,11 +168,11 @@ class BlockTable:
 
     @property
     def parts(self) -> int:
-        """Dictionaries that a group is spread over."""
+        """Number of dictionaries that a group is spread over."""
         return len(self._groups[0].numbers)
 
     def unique_in(self, part: int, group: int = 0) -> Counter[WorkerId]:
-        """How many blocks of one dictionary of a group each worker holds alone."""
+        """Number of blocks of one dictionary of a group that each worker holds alone."""
         shards, found = self._groups.get(group), Counter[WorkerId]()
         for mask, count in Counter(shards.of[part].values()).items() if shards is not None else ():
             live = mask & self._live
@@ -200,7 +200,7 @@ class BlockTable:
             bits ^= bit
 
     def _reduce(self, shard: dict[BlockHash, int], block: BlockHash, keep: int) -> None:
-        """Leave only these bits of an entry, or nothing of it."""
+        """Keep only these bits of an entry; drop it if none is left."""
         mask = shard.get(block, 0)
         rest = mask & keep
         if rest and rest != mask:
@@ -209,7 +209,7 @@ class BlockTable:
             del shard[block]
 
     def _bound(self, added: int) -> None:
-        """Keep to `max_bytes`, but give up no more than it takes for what was `added`: the rest has time.
+        """Keep to `max_bytes`, but drop no more than `added` requires: the rest has time.
 
         Blocks spread evenly over the dictionaries, so each may have its part of the memory.
         """

@@ -18,7 +18,7 @@ MAX_GROUPS: Final = 256
 
 
 class BlockChange(StrEnum):
-    """STORED: can be found by hash from now on. REMOVED: no longer. CLEARED: nothing of any group is left."""
+    """STORED: can be found by hash from now on. REMOVED: no longer. CLEARED: the worker holds nothing of any group."""
 
     STORED = "stored"
     REMOVED = "removed"
@@ -47,7 +47,7 @@ class Position(NamedTuple):
 
 
 NOTHING: Final = Position(0, 0, 0)
-"""Before the first entry."""
+"""Position before the first entry."""
 
 
 def member(group: int, block: BlockHash) -> bytes:

@@ -103,7 +103,7 @@ class _Lease:
 
     @property
     def deadline_ms(self) -> int:
-        """When by the server's clock the lease is over, in ms, unless it is prolonged; 0 = not known."""
+        """Time by the server's clock at which the lease ends, in ms, unless it is prolonged; 0 = not known."""
         if self._held_until is None or self._ahead_s is None:
             return 0
         return int((self._held_until() + self._ahead_s) * 1000)
@@ -205,8 +205,8 @@ class WorkerLease(_Lease):
         clock: Clock | None = None,
         held_until: Callable[[], float] | None = None,
     ) -> None:
-        """`held_until`: until when, by `clock`, the worker holds its lease: what comes to Redis later is refused, but
-        for a new incarnation. None = whenever it comes."""
+        """`held_until`: until when, by `clock`, the worker holds its lease: later writes are refused by Redis, but for
+        a new incarnation. None = no limit."""
         super().__init__(redis, keys, Member.WORKER, lease_s, clock, held_until)
 
     async def register(self, record: WorkerRecord) -> None:
@@ -239,5 +239,5 @@ class RouterLease(_Lease):
         await self._take(record)
 
     async def beat(self) -> bool:
-        """Hold on; False = lost, register anew. UnavailableError: Redis does not answer."""
+        """Renew it; False = lost, register anew. UnavailableError: Redis does not answer."""
         return await self._hold(0, 0, 0)

@@ -70,7 +70,7 @@ return redis.call('SCARD', KEYS[3])
 
 
 class Mode(StrEnum):
-    """RESET: void everything before. APPEND: change what was there. CHECK: write nothing, only prolong and compare."""
+    """RESET: void everything before. APPEND: change the present set. CHECK: write nothing, only prolong and compare."""
 
     RESET = "reset"
     APPEND = "append"
@@ -118,7 +118,7 @@ class BlockEventPublisher:
         check_s: float = BEAT_S,
         until_ms: Callable[[], int | None] = lambda: 0,
     ) -> None:
-        """`until_ms`: when by the server's clock the worker's lease is over; 0 = not known, None = it is over."""
+        """`until_ms`: end of the worker's lease by the server's clock; 0 = not known, None = it is over."""
         self._keys, self._worker, self._incarnation = keys, worker, incarnation
         self._script: Any = redis.register_script(_WRITE)
         self._max_pending, self._entry_blocks = max_pending_blocks, entry_blocks
@@ -270,7 +270,7 @@ class BlockEventPublisher:
             _log.warning("index lost in Redis, publishing again", extra={"fields": {"worker": self._worker}})
 
     def _burn(self, entry: _Entry) -> None:
-        """Never use this sequence number again: the entry may stand in the stream."""
+        """Never use this sequence number again: the entry may be in the stream."""
         self._written = self._written._replace(seq=entry.after.seq)
 
     async def _wait(self) -> None:

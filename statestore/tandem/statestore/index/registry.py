@@ -235,7 +235,7 @@ class RegistryWatcher:
             await self._wakeups.wait(relist_s)
 
     async def _list(self) -> dict[WorkerId, LeaseRow | None]:
-        """Every member that is named or lives; None for one without a lease, or with one that cannot be read."""
+        """List every member that is named or lives; None for one without a lease, or with an unreadable one."""
         named = {raw: _id(raw) for raw in await self._redis.smembers(self._members_key)}
         unreadable = {repr(raw) for raw, member in named.items() if member is None}
         members = list({*self._book.records, *(member for member in named.values() if member is not None)})
@@ -257,7 +257,7 @@ class RegistryWatcher:
         return rows
 
     def _note_unreadable(self, members: set[str]) -> None:
-        """Log those that were not there the last time."""
+        """Log those that were not unreadable before."""
         new = members - self._unreadable
         self._unreadable = members
         if new:

@@ -1,7 +1,8 @@
 """A router's replica of the index: follows every worker's stream, checks it against heartbeats, answers lookups.
 
-For each worker: read position and set in one transaction into a fresh slot, show it, then tail the stream. A gap in the
-sequence or a digest that differs means that something was missed: read again. Without Redis the last state stays.
+For each worker: read position and set in one transaction into a fresh slot, make it live, then tail the stream. A gap
+in the sequence or a digest that differs means that something was missed: read again. Without Redis the last state
+stays.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 DEFAULT_MAX_BYTES: Final = 512 * 1024 * 1024
 _BLOCK_MS: Final = 200
-"""How long a tailing read waits; new workers are followed that much later at most."""
+"""Wait of a tailing read; new workers are followed that much later at most."""
 _ENTRIES_A_READ: Final = 16
 _CHECK_S: Final = 1.0
 _CHUNK_BLOCKS: Final = 4096
@@ -39,7 +40,7 @@ _FIRST_DELAY_S, _LAST_DELAY_S = 0.05, 5.0
 class ReplicaCounters:
     """Cumulative since construction; `reads` are whole sets read, `rereads` those among them after the first.
 
-    `unreadable`: entries and heartbeats that are not of this form, of a worker of another version or not ours at all.
+    `unreadable`: entries and heartbeats of another form, from a worker of another version or foreign.
     """
 
     gaps: int = 0
@@ -63,14 +64,14 @@ class _Follower:
     at: Position = NOTHING
     must_read: bool = True
     read_at_s: float = float("-inf")
-    """Not before."""
+    """Earliest time of the next read."""
     delay_s: float = _FIRST_DELAY_S
     behind_at: int = -1
-    """Sequence number at which the last heartbeat check found us behind."""
+    """Sequence number at which the last heartbeat check found this replica behind."""
 
 
 class IndexReplica:
-    """Lookups, `set_workers` and `run` belong to one event loop. What it holds is bounded by `max_bytes`."""
+    """The replica. Lookups, `set_workers` and `run` belong to one event loop. Its size is bounded by `max_bytes`."""
 
     def __init__(
         self,
@@ -106,7 +107,7 @@ class IndexReplica:
 
     @property
     def positions(self) -> dict[WorkerId, Position]:
-        """How far each worker's stream was applied; workers that were not read yet are left out."""
+        """Position up to which each worker's stream was applied; workers that were not read yet are left out."""
         return {f.worker: f.at for f in self._followers.values() if f.bit is not None}
 
     def set_workers(self, workers: Mapping[WorkerId, Incarnation]) -> None:
@@ -123,7 +124,8 @@ class IndexReplica:
         self._changed.set()
 
     def lookup(self, hashes: Sequence[BlockHash], group: int = 0) -> dict[WorkerId, int]:
-        """How many leading blocks of `hashes` each worker holds in that KV group; workers with none are left out."""
+        """Return the number of leading blocks of `hashes` that each worker holds in that KV group; workers with none
+        are left out."""
         return self._table.lookup(hashes, group)
 
     async def unique_blocks(self) -> dict[WorkerId, int]:
@@ -208,7 +210,7 @@ class IndexReplica:
         follower.bit = bit
 
     def _distrust(self, follower: _Follower) -> None:
-        """Something was missed: read the whole set again, soon at first, then ever later until a check succeeds."""
+        """An entry was missed: read the whole set again, soon at first, then ever later until a check succeeds."""
         follower.must_read = True
         follower.read_at_s = self._clock.now_s() + follower.delay_s
         follower.delay_s = min(_LAST_DELAY_S, follower.delay_s * 2)

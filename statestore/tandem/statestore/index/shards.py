@@ -1,7 +1,7 @@
 """The entries of one KV group, spread over small dictionaries by the first byte of the hash.
 
-One dictionary of millions of entries stands still for 100 ms when it grows, takes twice its memory while it does, and
-never gives the room of deleted entries back. Small ones grow in a millisecond and are packed one at a time.
+One dictionary of millions of entries blocks for 100 ms when it grows, takes twice its memory while it does, and never
+gives the room of deleted entries back. Small ones grow in a millisecond and are packed one at a time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Shards:
     """`of[first byte]` is the dictionary of all hashes that begin with it, block → mask."""
 
     numbers = range(FIRST_BYTES)
-    """An index into `of` for each dictionary."""
+    """For each dictionary, an index into `of`."""
 
     def __init__(self) -> None:
         self.of: list[dict[BlockHash, int]] = [{} for _ in self.numbers]
@@ -39,7 +39,7 @@ class Shards:
         return iter(self.of)
 
     def memory_bytes(self, mask_bytes: int) -> int:
-        """Memory of everything, if each entry has a mask of its own of `mask_bytes`."""
+        """Memory of all entries, if each has a mask of its own of `mask_bytes`."""
         return sum(self.shard_bytes(index, mask_bytes) for index in self.numbers)
 
     def shard_bytes(self, index: int, mask_bytes: int) -> int:
@@ -50,7 +50,7 @@ class Shards:
     def evict(self, index: int) -> int:
         """Drop the oldest entries of one dictionary, about a tenth, and pack the rest; returns how many went.
 
-        Each has a part of its own, so that they do not fill up again all at once.
+        The part differs between dictionaries, so that they do not fill up again all at once.
         """
         shard = self.of[index]
         oldest = list(islice(shard, -(-len(shard) // (7 + index % 8))))

@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 MAX_UNTOLD: Final = 512
 """News that wait for Redis; past it the oldest are dropped."""
 MAX_TOLD_BLOCKS: Final = 512
-"""Of one prompt: what comes behind them is found by the worker's own events."""
+"""Limit for one prompt: blocks behind them are found by the worker's own events."""
 _NEWS_A_MESSAGE: Final = 8
 """So that a listener reads 4,096 blocks at most between two turns of its loop."""
 _MAX_ID_BYTES: Final = 255

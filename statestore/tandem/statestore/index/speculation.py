@@ -42,7 +42,7 @@ class _Expected:
 
 @dataclass(slots=True, eq=False)
 class _Prompts:
-    """Those of one origin, oldest first."""
+    """Prompts of one origin, oldest first."""
 
     pending: OrderedDict[_Key, _Expected] = field(default_factory=OrderedDict)
     settled: OrderedDict[_Key, _Expected] = field(default_factory=OrderedDict)
@@ -75,22 +75,24 @@ class Speculation:
         return self._blocks
 
     def expect(self, request: str, worker: WorkerId, incarnation: Incarnation, hashes: Sequence[BlockHash]) -> None:
-        """`worker` was sent a prompt with these blocks, from the first one on. Replaces what it was sent before for
-        this request. O(blocks)."""
+        """Note that `worker` was sent a prompt with these blocks, from the first one on. Replaces earlier ones for this
+        request. O(blocks)."""
         self._expect(self._own, (request, worker), incarnation, hashes)
 
     def settle(self, request: str, worker: WorkerId) -> bool:
-        """`worker` has computed the prompt: its own events are on their way. False if that was not waited for."""
+        """Note that `worker` has computed the prompt: its own events are on their way. False if it was not pending."""
         return self._settle(self._own, (request, worker))
 
     def withdraw(self, request: str, worker: WorkerId) -> bool:
-        """`worker` will not compute the prompt. False, and nothing is done, if it has, or was never sent it."""
+        """Note that `worker` will not compute the prompt. False, and no change, if it has, or was never sent it."""
         return self._withdraw(self._own, (request, worker))
 
     def lookup(self, hashes: Sequence[BlockHash]) -> Mapping[Holder, int]:
-        """How many leading blocks of `hashes` each worker is expected to hold; those with none are left out.
+        """Return the number of leading blocks of `hashes` that each worker is expected to hold; those with none are
+        left out.
 
-        O(workers · log blocks): because of what holds between the blocks of one worker, the last one is searched.
+        O(workers · log blocks): a worker's blocks come with all blocks before them, so the last one is found by binary
+        search.
         """
         self._expire()
         if not hashes:
@@ -152,7 +154,7 @@ class Speculation:
                 self._drop(one)
 
     def _drop_oldest(self, prompts: _Prompts) -> bool:
-        """Of those that were computed, if there are any. False if there is no prompt."""
+        """Drop the oldest prompt, computed ones first. False if there is none."""
         queue = prompts.settled or prompts.pending
         if queue:
             self._drop(queue.popitem(last=False)[1])
@@ -172,7 +174,7 @@ class Speculation:
 
 
 def _depth(counts: Mapping[BlockHash, int], hashes: Sequence[BlockHash]) -> int:
-    """How many leading blocks are counted; the first one is."""
+    """Number of leading blocks that are counted; the first one is."""
     low, high = 1, len(hashes)
     while low < high:
         middle = (low + high + 1) // 2

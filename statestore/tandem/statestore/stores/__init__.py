@@ -1,1 +1,1 @@
-"""All else that a cluster keeps in Redis: desired state, keys, budgets, measured links, what clients leave."""
+"""All other data that a cluster keeps in Redis: desired state, keys, budgets, measured links, data of clients."""

@@ -36,7 +36,7 @@ return 1
 
 
 class ApiKeyStore:
-    """Reads and writes them. All but `watch` raise UnavailableError when Redis does not answer."""
+    """Reads and writes API keys. All but `watch` raise UnavailableError when Redis does not answer."""
 
     def __init__(self, redis: Redis, keys: Keys) -> None:
         self._redis: Any = redis  # its stubs mix plain and awaitable results
@@ -54,7 +54,8 @@ class ApiKeyStore:
             raise no_answer(error) from error
 
     async def revoke(self, key_id: str, now_s: float) -> bool:
-        """Forget a key but for its id; False = there was none. Cut off half way, it opens nothing and can be revoked.
+        """Forget a key but for its id; False = there was none. If this is cut off half way, the key opens nothing and
+        can be revoked again.
 
         Returns once the server has that on disk, and one of its replicas where it has any; in CONFIRM_S each at most.
         """
@@ -77,7 +78,7 @@ class ApiKeyStore:
         return [row.decode() for row in rows]
 
     async def all(self) -> list[ApiKey]:
-        """Every key, the oldest first. What cannot be read, or was revoked, is left out: such a key opens nothing."""
+        """Every key, the oldest first. Unreadable and revoked ones are left out: such a key opens nothing."""
         try:
             async with self._redis.pipeline(transaction=False) as pipeline:  # revoked in between is revoked
                 pipeline.hgetall(self._hash)
@@ -98,7 +99,7 @@ class ApiKeyStore:
     async def watch(self, on_keys: Callable[[list[ApiKey]], None], *, poll_s: float = POLL_S) -> None:
         """Call `on_keys` with every key now, after a change, and every `poll_s`, until cancelled.
 
-        It is called in this task and must not block. In an outage it is not called: what was known last counts.
+        It is called in this task and must not block. In an outage it is not called: the last known keys count.
         """
         async with asyncio.TaskGroup() as group:
             group.create_task(self._wakeups.run())

@@ -20,10 +20,10 @@ from tandem.statestore.stores.usage import USAGE_LUA, charge_of
 
 _AT_ONCE: Final = 100
 KEPT_BATCHES: Final = 10_000
-"""Of a tenant; beyond, the oldest that are over are forgotten before their time."""
+"""Limit of a tenant; beyond, the oldest that are over are forgotten before their time."""
 _TRIMMED: Final = 16
 KEPT_S: Final = 30 * 86_400
-"""How long a batch that is over can be looked at."""
+"""Time for which a batch that is over is kept."""
 
 # KEYS: batches, open, the tenant's batches, due, owner, files, files due, the tenant's files, the tenant's open
 # batches, charges, sums.
@@ -105,7 +105,7 @@ class Opened(Enum):
 
 
 class BatchStore:
-    """Reads and writes them. Calls raise UnavailableError when Redis does not answer."""
+    """Reads and writes batches. Calls raise UnavailableError when Redis does not answer."""
 
     def __init__(self, redis: Redis, keys: Keys) -> None:
         self._redis: Any = redis  # its stubs mix plain and awaitable results
@@ -206,14 +206,14 @@ class BatchStore:
         return [batch.decode() for batch in ids]
 
     async def load_all(self, batches: Sequence[str]) -> Sequence[BatchRecord]:
-        """Those that can be read of batches of these ids, in this order."""
+        """The readable ones of the batches of these ids, in this order."""
         found: list[BatchRecord] = []
         for start in range(0, len(batches), _AT_ONCE):
             found += await self._shelf.load_all(batches[start : start + _AT_ONCE])
         return found
 
     async def forget_due(self, now_s: float) -> None:
-        """Forget batches that are over for long."""
+        """Forget batches that have been over for KEPT_S."""
         while due := await self._shelf.due_by(now_s):
             for batch in due:
                 await self._shelf.forget(batch)

@@ -17,7 +17,7 @@ from tandem.statestore.keys import Keys
 from tandem.statestore.when_full import HASH_FIRST
 
 BURST_S: Final = 10.0
-"""So much of its rate a tenant may save up."""
+"""Seconds of its rate that a tenant may save up."""
 
 # KEYS: the hash. ARGV: requests a second, tokens a second, requests, tokens, whether it may be refused, burst in
 # seconds. Returns the milliseconds to wait, 0 = taken. By the server's clock: routers need not agree on the time.

@@ -64,7 +64,7 @@ class Recorded:
 
 
 class DesiredStateStore:
-    """Reads and writes it. Except for `watch` all raise UnavailableError when Redis does not answer."""
+    """Reads and writes the state. Except for `watch` all raise UnavailableError when Redis does not answer."""
 
     def __init__(self, redis: Redis, keys: Keys) -> None:
         self._redis: Any = redis  # its stubs mix plain and awaitable results
@@ -74,7 +74,7 @@ class DesiredStateStore:
         self._wakeups = Wakeups(redis, keys.desired_channel)
 
     async def load(self) -> DesiredState | None:
-        """The state, or None when none was ever saved. ConfigError: what stands there cannot be read."""
+        """The state, or None when none was ever saved. ConfigError: the stored one cannot be read."""
         try:
             text = await self._redis.hget(self._keys.desired, "state")
         except OUTAGE as error:
@@ -94,14 +94,14 @@ class DesiredStateStore:
         return (None if text is None else from_json(text)), age_s
 
     async def version(self) -> int:
-        """That of the state, also of one that `load` cannot read; 0 = none was ever saved."""
+        """Version of the state, also of one that `load` cannot read; 0 = none was ever saved."""
         try:
             return int(await self._redis.hget(self._keys.desired, "version") or 0)
         except OUTAGE as error:
             raise no_answer(error) from error
 
     async def recorded(self) -> Recorded:
-        """Everything that is known of the record, also of one that cannot be read."""
+        """The whole record, also of a state that cannot be read."""
         try:
             version, text, noted = await self._redis.hmget(self._keys.desired, "version", "state", "configured")
         except OUTAGE as error:
@@ -132,7 +132,7 @@ class DesiredStateStore:
         return is_saved
 
     async def note_configured(self, configured: DesiredState, version: int) -> bool:
-        """Note what is configured beside the record, which stays; False = it is not of that version any more."""
+        """Note the configuration beside the record, which stays; False = it has another version now."""
         try:
             return bool(await self._note(keys=[self._keys.desired], args=[version, to_json(configured)]))
         except OUTAGE as error:
@@ -201,7 +201,7 @@ def from_record(raw: Mapping[str, Any]) -> DesiredState:
 
 
 def _readable(text: bytes | None) -> tuple[DesiredState | None, str]:
-    """(the state, "") or (None, why it is none); nothing is wrong with one that is not there."""
+    """(the state, "") or (None, why it is unreadable); a missing one has no error."""
     try:
         return (None if text is None else from_json(text)), ""
     except ConfigError as error:
@@ -250,7 +250,7 @@ def _typed(raw: object, types: Mapping[str, type]) -> dict[str, Any]:
 
 
 def _seconds(value: object) -> float:
-    """0 or more, not NaN and not without end."""
+    """A finite number of 0 or more, not NaN."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf:
         return float(value)
     raise ValueError(f"{str(value)[:80]!r} is no number of seconds")

@@ -33,14 +33,14 @@ class ClusterEventStore:
         self._append: Any = redis.register_script(_APPEND)
 
     async def append(self, events: Sequence[ClusterEvent]) -> None:
-        """Keep them after all others, and forget the oldest beyond the bound."""
+        """Append them behind all others, and forget the oldest beyond the bound."""
         try:
             await self._append(keys=[self._key], args=[self._max_events, *(event.to_json() for event in events)])
         except OUTAGE as error:
             raise no_answer(error) from error
 
     async def last(self, count: int) -> list[tuple[str, ClusterEvent]]:
-        """The last `count` that can be read, oldest first, each with its place."""
+        """The last `count` readable ones, oldest first, each with its place."""
         found: list[tuple[str, ClusterEvent]] = []
         before = "+"
         try:

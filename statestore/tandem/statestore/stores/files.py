@@ -19,7 +19,7 @@ from tandem.statestore.stores.record_store import Shelf
 from tandem.statestore.stores.usage import USAGE_LUA, charge_of
 
 UPLOAD_S: Final = 86_400
-"""An upload that is not whole after so long never will be."""
+"""An upload that is not whole after so long is given up."""
 _PAGE: Final = 200
 _FOR_EVER: Final = "+inf"
 
@@ -37,7 +37,7 @@ return 1
 
 
 class FileStore:
-    """Reads and writes it. Calls raise UnavailableError when Redis does not answer."""
+    """Reads and writes the records. Calls raise UnavailableError when Redis does not answer."""
 
     def __init__(self, redis: Redis, keys: Keys) -> None:
         self._redis: Any = redis  # its stubs mix plain and awaitable results
@@ -54,7 +54,7 @@ class FileStore:
         self._script: Any = redis.register_script(_WRITE)
 
     async def adopt(self, directory: str) -> str:
-        """Make `directory` (an id) the one of this cluster if it has none yet; returns the one that it has."""
+        """Make `directory` (an id) this cluster's if it has none yet; returns the cluster's."""
         try:
             await self._redis.set(self._keys.files_dir, directory, nx=True)
             return str((await self._redis.get(self._keys.files_dir)).decode())

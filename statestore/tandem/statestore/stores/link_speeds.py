@@ -26,11 +26,11 @@ MAX_ROWS: Final = 20_000
 """More are not written: hosts² × transports must stay readable every few seconds."""
 POLL_S: Final = 3.0
 MAX_BYTES_PER_S: Final = 1e14
-"""A hundred times what the fastest links and memories move."""
+"""A hundred times the speed of the fastest links and memories."""
 MAX_LATENCY_S: Final = 60.0
 """Longer than any wait for the answer of a measurement."""
 MAX_AHEAD_S: Final = 60.0
-"""A row of a moment further ahead would stay young for as long; the server's clock is corrected by less."""
+"""Limit for rows of the future: they would stay young for as long; the server's clock is corrected by less."""
 
 # ARGV: expiry in seconds, bound on rows, then for each row: field, field to drop or "", age in microseconds, JSON.
 _WRITE = """
@@ -47,7 +47,7 @@ redis.call('EXPIRE', KEYS[1], ARGV[1])
 
 
 class LinkSpeedStore:
-    """Reads and writes it. `write` and `read` raise UnavailableError when Redis does not answer."""
+    """Reads and writes the speeds. `write` and `read` raise UnavailableError when Redis does not answer."""
 
     def __init__(self, redis: Redis, keys: Keys) -> None:
         self._redis: Any = redis  # its stubs mix plain and awaitable results
@@ -57,7 +57,7 @@ class LinkSpeedStore:
         self._wakeups = Wakeups(redis, self._channel)
 
     async def write(self, rows: Sequence[LinkSpeed]) -> None:
-        """Add measurements; a success takes the failure of the same worker back."""
+        """Add measurements; a success removes the failure of the same worker."""
         arguments: list[object] = [int(EXPIRE_S), MAX_ROWS]
         for row in rows:
             failed = _field(row, is_failure=True)
@@ -70,7 +70,7 @@ class LinkSpeedStore:
             raise no_answer(error) from error
 
     async def read(self) -> list[LinkSpeed]:
-        """Everything that is not too old, with its age; what cannot be read is left out."""
+        """Everything that is not too old, with its age; unreadable rows are left out."""
         try:
             async with self._redis.pipeline(transaction=False) as pipeline:
                 pipeline.hgetall(self._key)
@@ -88,7 +88,7 @@ class LinkSpeedStore:
     async def watch(self, on_rows: Callable[[list[LinkSpeed]], None], *, poll_s: float = POLL_S) -> None:
         """Call `on_rows` with everything now and every `poll_s`, or sooner after a change, until cancelled.
 
-        It is called in this task and must not block. Survives outages, in which what was known stays.
+        It is called in this task and must not block. Survives outages, in which the last known rows stay.
         """
         async with asyncio.TaskGroup() as group:
             group.create_task(self._wakeups.run())

@@ -23,7 +23,7 @@ STALE_S: Final = 20.0
 """A router without a report for so long is none any more."""
 EXPIRE_S: Final = 3600
 MAX_ROUTERS: Final = 512
-"""Processes of all routers together; what further ones see is not written."""
+"""Limit on processes of all routers together; reports of further ones are not written."""
 MAX_WORD_BYTES: Final = 256 * 1024
 
 # ARGV: router, bound on rows, expiry in seconds, text.
@@ -43,7 +43,7 @@ end
 
 
 class PlanningStore:
-    """Reads and writes it. All raise UnavailableError when Redis does not answer."""
+    """Reads and writes both. All raise UnavailableError when Redis does not answer."""
 
     def __init__(self, redis: Redis, keys: Keys) -> None:
         self._redis: Any = redis  # its stubs mix plain and awaitable results
@@ -75,7 +75,7 @@ class PlanningStore:
         return [one for one in found.values() if one is not None]
 
     async def say(self, word: Mapping[str, Any], *, for_s: float) -> None:
-        """The planner's last word, a JSON object; it holds for so long."""
+        """Store the planner's decision, a JSON object; it holds for so long."""
         try:
             await self._redis.set(self._word, json.dumps(word, separators=(",", ":")), px=max(1, int(for_s * 1000)))
         except OUTAGE as error:

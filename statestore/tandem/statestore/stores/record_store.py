@@ -89,7 +89,7 @@ class Shelf(Generic[R]):
         return [record for record in records if record is not None]
 
     async def due_by(self, now_s: float, limit: int = 100, skip: int = 0) -> Sequence[str]:
-        """At most `limit` ids of what may be forgotten by now, most overdue first, without the first `skip`."""
+        """At most `limit` ids that may be forgotten by now, most overdue first, without the first `skip`."""
         try:
             ids = await self.redis.zrangebyscore(self.due, "-inf", now_s, start=skip, num=limit)
         except OUTAGE as error:
@@ -111,7 +111,7 @@ class Shelf(Generic[R]):
             raise no_answer(error) from error
 
     async def place_after(self, tenant: str, after: str | None, *, is_ascending: bool) -> int:
-        """Where in a tenant's list the page behind `after` begins; behind an id that is not in it, at the start."""
+        """Start of the page behind `after` in a tenant's list; the list's start if that id is not in it."""
         if after is None:
             return 0
         listing = self.listing(tenant)

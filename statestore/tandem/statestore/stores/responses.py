@@ -101,7 +101,7 @@ class StoredResponse:
 
     @property
     def fields(self) -> dict[str, str | bytes]:
-        """As the store has them."""
+        """Fields in the store's form."""
         chain = json.dumps(self.chain)
         return {"tenant": self.tenant, "body": self.body, "items": self.items, "turn": self.turn, "chain": chain}
 
@@ -113,10 +113,10 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """Reads and writes them. Every call raises UnavailableError when Redis does not answer."""
+    """Reads and writes responses. Every call raises UnavailableError when Redis does not answer."""
 
     def __init__(self, redis: Redis, keys: Keys, expiry_s: float, most_bytes: int) -> None:
-        """`most_bytes`: of all responses of one tenant."""
+        """`most_bytes`: limit for all responses of one tenant."""
         self._redis: Any = redis  # its stubs mix plain and awaitable results
         self._keys, self._expiry_ms, self.most_bytes = keys, int(expiry_s * 1000), most_bytes
         self._save: Any = redis.register_script(_SAVE)

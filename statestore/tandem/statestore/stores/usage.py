@@ -1,6 +1,7 @@
-"""How many bytes each tenant keeps in the directory for files: what is charged for every file and open batch, and sums.
+"""Bytes that each tenant keeps in the directory for files: a charge for every file and open batch, and their sums.
 
-A charge is written in the same script as what it is for, and given back in the one that forgets it, so sums are exact.
+A charge is written in the same script as its file or batch, and given back in the one that forgets it, so sums are
+exact.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 LEAST_CHARGE_BYTES: Final = 64 * 1024
-"""Of a file, however short it is: its record takes memory of Redis, too."""
+"""Charge of a file, however short it is: its record takes memory of Redis, too."""
 
 # A hash by id, "bytes tenant", and one by tenant with the sums.
 USAGE_LUA: Final = """
