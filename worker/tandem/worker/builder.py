@@ -1,4 +1,4 @@
-"""Puts a rank together: rank 0 with engine, transfer ends and shell, a follower with its part of each."""
+"""Assembles a rank: rank 0 with engine, transfer ends and shell, a follower with its part of each."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tandem.workercore.role import Shell
 from tandem.workercore.transfer_interfaces import ReceivingEnd, SendingEnd
 
 FOLLOWERS_TIMEOUT_S = patient(120.0)
-"""Between the end of loading, which all ranks reach together, and the hello of the last of them."""
+"""Time from the end of loading, which all ranks reach together, to the hello of the last of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Leader:
 
 
 def assemble_leader(config: WorkerConfig, seat: Seat, inbox: Inbox, outbox: Outbox) -> Leader:
-    """Load the model, build engine and transfer ends, warm up. Raises TandemError with what to do about it."""
+    """Load the model, build engine and transfer ends, warm up. Raises TandemError with the remedy."""
     steps = StartSteps(lambda text: outbox.put(e.RankToHost(progress=e.Progress(text=text))))
     with WATCH.told(steps.compile):
         return _assemble_leader(config, seat, inbox, outbox, steps)

@@ -37,9 +37,9 @@ _NAME = struct.Struct("<HH")
 _ALL = -1
 _HAS_HOOK = 1
 AFTER_STEP = 0xFFFF
-"""`after_layers` of what is given between steps; no model has so many layers."""
+"""`after_layers` of commands between steps; no model has so many layers."""
 _MORE, _LAST = b"\xff", b"\xfe"
-"""Instead of a kind: a piece of a long command, with more to follow, or the last one."""
+"""In place of a kind: a part of a long command, with more to follow, or the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,13 +173,13 @@ def split(data: bytes, limit: int) -> Iterator[bytes]:
 
 
 class Joiner:
-    """Puts what `split` took apart together again."""
+    """Joins the parts that `split` made."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
 
     def add(self, message: bytes) -> bytes | None:
-        """The whole command with its last message, None before."""
+        """Return the whole command with its last message, None before."""
         mark = message[:1]
         if mark not in (_MORE, _LAST):
             return message
@@ -250,7 +250,7 @@ def _decode_copy(body: memoryview, _flags: int) -> CopyBlocks:
 
 
 def _encode_push(command: Push) -> bytes:
-    """Block ids as u32: a peer chose the destinations, and none that a message can name may end this worker."""
+    """Block ids as u32: a peer chose the destinations, and no value that fits a message may end this worker."""
     head = _PUSH.pack(
         command.transfer, command.group, len(command.src_blocks), len(command.dst_blocks),
         command.layers.start, command.layers.stop, command.offset_tokens,
@@ -271,7 +271,7 @@ def _decode_push(body: memoryview, _flags: int) -> Push:
 
 
 def _encode_ticket(command: Expect | Open) -> bytes:
-    """The two names, then the ticket as other workers get it. Rare, so protobuf will do."""
+    """The two names, then the ticket in its form between workers. Rare, so protobuf will do."""
     ticket = command.ticket
     profile = profile_to_wire(KVProfile(fingerprint="", identity=(), layout=ticket.layout))
     message = ticket_to_wire(ticket, profile)

@@ -1,5 +1,5 @@
 """Byte access to a KV pool on a CUDA device: blocks are gathered and scattered there, and cross PCIe through pinned
-host memory on a stream of their own, so that transfers do not stand in the way of steps."""
+host memory on a stream of their own, so that transfers do not delay steps."""
 
 from __future__ import annotations
 

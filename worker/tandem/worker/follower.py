@@ -1,4 +1,4 @@
-"""A rank that follows: obeys rank 0's commands in their order, reports what its transfers came to, decides nothing."""
+"""A follower rank: obeys rank 0's commands in their order, reports outcomes of its transfers, decides nothing."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ REPORT_TIMEOUT_S = patient(10.0)
 COUNTERS_EVERY_S = 0.1
 LINKS_EVERY_S = 2.0
 BETWEEN_STEPS = (Step, CopyBlocks, Expect, Stop)
-"""Never obeyed from inside a step."""
+"""Commands that are never obeyed inside a step."""
 
 
 class Reporter:
-    """Speaks to rank 0, from any thread."""
+    """Sends reports to rank 0, from any thread."""
 
     def __init__(self, writer: RingWriter) -> None:
         self._writer = writer
@@ -62,12 +62,12 @@ class Reporter:
             self._writer.write(data, REPORT_TIMEOUT_S)
 
     def event(self, happened: ReceiverEvent | SenderEvent) -> None:
-        """A transport reports something."""
+        """Report an event of a transport."""
         self.say(happened)
 
 
 class Follower:
-    """One thread does it all, but for what transports report."""
+    """One thread runs everything but the transports' reports."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Follower:
         self._receiver.close()
 
     def turn(self, max_wait_s: float = WAIT_S) -> None:
-        """Obey what is there, waiting up to `max_wait_s` if that is nothing."""
+        """Obey the commands that are there, waiting up to `max_wait_s` for one."""
         if not self._waiting:
             select.select([self._commands.filled], [], [], max_wait_s)
         self._take()

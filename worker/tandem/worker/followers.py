@@ -18,7 +18,7 @@ from tandem.worker.reports import Counters, Hello, Links, Report, decode
 from tandem.workercore.message_ring import RingPair, RingReader, RingWriter
 
 COMMAND_TIMEOUT_S = patient(10.0)
-"""A follower that leaves a full ring alone for this long is lost; its host has noticed long before."""
+"""A follower that leaves a full ring unread for this long is lost; its host has noticed long before."""
 OnReport = Callable[[Rank, Report], None]
 
 
@@ -69,7 +69,7 @@ class Followers:
                 raise StartupError(f"rank {missing} did not get ready within {timeout_s:g} s", todo="see its log")
 
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """Those of all followers, in rank order."""
+        """Endpoints of all followers, in rank order."""
         with self._news:
             return tuple(endpoint for rank in self.ranks for endpoint in self._endpoints.get(rank, ()))
 

@@ -21,8 +21,8 @@ HERE = Rank(0)
 class GroupReceiver:
     """A `ReceivingEnd`: one call for all ranks, one event from all ranks.
 
-    What it promises about blocks rests on the order of the step loop's commands: a follower has fenced a transfer that
-    the step loop cancelled before it obeys any step, copy or ticket that uses the blocks again.
+    Its guarantees about blocks rest on the order of the step loop's commands: a follower has fenced a transfer that the
+    step loop cancelled before it obeys any step, copy or ticket that uses the blocks again.
     """
 
     def __init__(
@@ -43,8 +43,8 @@ class GroupReceiver:
     def expect(self, ticket: Ticket) -> None:
         """Returns when every rank takes the ticket's frames, for the sender may push as soon as it has the ticket.
 
-        Raises WorkerLostError if a follower does not come round to it. Between steps only: inside one, a follower
-        may wait for this rank.
+        Raises WorkerLostError if a follower does not get to it. Between steps only: inside one, a follower may wait for
+        this rank.
         """
         if self._followers.is_in_step:
             raise RuntimeError("a ticket cannot be granted inside a step")
@@ -71,7 +71,7 @@ class GroupReceiver:
         self._tally.forget(transfer)
 
     def revoke(self, transfer: TransferId) -> bool:
-        """If no byte came to this rank. A follower that has some by then drops the rest as quietly."""
+        """If no byte came to this rank. A follower that has some by then drops the rest without an event."""
         if not self._local.revoke(transfer):
             return False
         self._followers.broadcast(Revoke(transfer))

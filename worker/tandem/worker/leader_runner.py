@@ -41,7 +41,7 @@ class LeaderRunner:
 
     @property
     def ahead(self) -> Ahead | None:
-        """None: followers get a step's tokens with the next step."""
+        """None: followers get a step's tokens only with the next step."""
         return None
 
     def step(

@@ -1,4 +1,4 @@
-"""From a configuration to a loaded engine and open transfer ends, for rank processes.
+"""Loads an engine and opens transfer ends from a configuration, for rank processes.
 
 Imports no torch: `model_loading` does, once a model is to be computed.
 """
@@ -42,15 +42,15 @@ if TYPE_CHECKING:
     from tandem.engine.parallel import TensorGroup
 
 NOT_REGISTERED = Incarnation(0)
-"""Until the host has registered the worker; no ticket carries it."""
+"""Placeholder until the host has registered the worker; no ticket carries it."""
 RANK_0 = Rank(0)
 Pools = Mapping[GroupId, PoolAccess]
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedRank:
-    """One rank's part of a model, its pools as bytes, and the model's fingerprint. `work`: what the whole model costs
-    to compute, `memory` what this rank takes; None = none is computed. `swap`: None = nothing is kept. `unbacked`:
+    """One rank's part of a model, its pools as bytes, and the model's fingerprint. `work`: cost of computing the whole
+    model, `memory`: memory of this rank; None = none is computed. `swap`: None = preempted KV is not kept. `unbacked`:
     pools of which no byte takes memory yet."""
 
     runner: Runner
@@ -71,8 +71,9 @@ class Loaded:
     fingerprint: Fingerprint
 
     def warm_up(self) -> None:
-        """Run one short request, so that the first user does not wait for lazy initialisation. Leaves no trace, not in
-        the measured pace either. Raises StartupError if it fails: a worker that cannot compute is not ready."""
+        """Run one short request, so that the first user does not wait for lazy initialisation. Leaves no trace, nor
+        does it count in the measured pace. Raises StartupError if it fails: a worker that cannot compute is not
+        ready."""
         root = HashRoot(fingerprint="warm-up", block_tokens=1).digest()
         sampling = SamplingParams(max_tokens=2, ignore_eos=True)
         self.engine.add(EngineRequest(key="warm-up", prompt=(0, 1, 2), sampling=sampling, hash_root=root))
@@ -154,7 +155,7 @@ def open_transfer_ends(
 ) -> tuple[TransferReceiver, TransferSender]:
     """Both ends of this rank, listening; `post` gets their events from transport threads. The caller closes both.
 
-    `speeds`: what is known of links; None = they are not measured.
+    `speeds`: known speeds of links; None = they are not measured.
     """
     receiver = open_receiver(config, loaded.pools, rank, post)
     return receiver, open_sender(config, loaded.pools, rank, post, speeds=speeds)

@@ -16,7 +16,7 @@ from tandem.workercore.transfer_claims import Claim
 
 
 class MixedRole:
-    """Nothing but whole requests."""
+    """Serves whole requests only."""
 
     name = RoleName.MIXED
 

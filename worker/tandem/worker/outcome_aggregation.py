@@ -43,7 +43,7 @@ class ReceiveTally:
             self._transfers[transfer] = _Receiving(set(self._ranks), set(self._ranks))
 
     def expected(self, rank: Rank, transfer: TransferId) -> None:
-        """`rank` takes its frames from now on."""
+        """Note that `rank` takes its frames from now on."""
         with self._news:
             receiving = self._transfers.get(transfer)
             if receiving is not None:
@@ -51,7 +51,7 @@ class ReceiveTally:
                 self._news.notify_all()
 
     def wait_expected(self, transfer: TransferId, timeout_s: float) -> bool:
-        """Until every rank takes its frames, or one failed; False after `timeout_s`."""
+        """Wait until every rank takes its frames, or one failed; False after `timeout_s`."""
 
         def is_settled() -> bool:
             receiving = self._transfers.get(transfer)
@@ -85,7 +85,7 @@ class ReceiveTally:
             )  # fmt: skip
 
     def forget(self, transfer: TransferId) -> None:
-        """Admitted or cancelled: what is still reported about it is late."""
+        """Forget an admitted or cancelled transfer: later reports about it are late."""
         with self._news:
             self._transfers.pop(transfer, None)
             self._news.notify_all()
@@ -100,7 +100,7 @@ class _Sending:
 
 
 class SendTally:
-    """The one event comes when the last rank reads the source no more: Sent if all sent, else the first failure, else
+    """Reports one event when the last rank no longer reads the source: Sent if all sent, else the first failure, else
     Quiesced."""
 
     def __init__(self, ranks: tuple[Rank, ...]) -> None:
@@ -140,7 +140,7 @@ class SendTally:
             return Verdict(_sender_event(event.transfer, sending))
 
     def forget(self, transfer: TransferId) -> None:
-        """It never began."""
+        """Forget a transfer that never began."""
         with self._lock:
             self._transfers.pop(transfer, None)
 

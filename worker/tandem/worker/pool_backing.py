@@ -1,4 +1,4 @@
-"""Takes the memory of KV pools once a rank is ready: a start does not wait for it, no request finds that it is gone.
+"""Takes the memory of KV pools once a rank is ready: the start does not wait for it, and no request finds it missing.
 
 Until then a page takes memory when it is first written. Owns its thread; changes no byte of a pool.
 """
@@ -19,9 +19,9 @@ _log = logging.getLogger(__name__)
 PIECE_BYTES = HUGE_PAGE_BYTES
 """Longest wait of this process's other threads, if they map memory meanwhile."""
 IDLE_PAUSES = 3
-"""Of a piece's own time, between two pieces: what is left to other processes of the machine."""
+"""Pause between two pieces, in multiples of a piece's own time: left to other processes of the machine."""
 BUSY_PAUSE_S = 0.1
-"""Between two pieces while a step computes, which has the core for itself otherwise."""
+"""Pause between two pieces while a step computes, which otherwise has the core for itself."""
 
 
 class PoolBacking:
@@ -31,13 +31,14 @@ class PoolBacking:
         self._pools, self._count_batch, self._clock = tuple(pools), count_batch, MonotonicClock()
 
     def start(self) -> threading.Thread:
-        """In the background, as a daemon, for as long as it takes."""
+        """Run in the background, as a daemon, for as long as it takes."""
         thread = threading.Thread(target=self.run, name="pool-backing", daemon=True)
         thread.start()
         return thread
 
     def run(self) -> None:
-        """Until all of it has memory. Most of the time is left to others, nearly all of it while a step computes."""
+        """Run until all of it has memory. Most of the time is left to others, nearly all of it while a step
+        computes."""
         began_s, pause = self._clock.now_s(), threading.Event()
         for pool in self._pools:
             address = ctypes.addressof(ctypes.c_char.from_buffer(pool))

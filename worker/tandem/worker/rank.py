@@ -32,7 +32,7 @@ from tandem.workercore.step_loop import StepLoop
 _log = logging.getLogger(__name__)
 HOST_TIMEOUT_S = patient(10.0)
 SWITCH_INTERVAL_S = 0.0005
-"""Transfer threads hand over to the step loop, and back, sooner than with Python's 5 ms."""
+"""Transfer threads and the step loop switch sooner than with Python's 5 ms."""
 EXIT_STARTUP = 2
 EXIT_LOST = 1
 
@@ -75,7 +75,7 @@ def main() -> int:
 
 
 def create_role(name: RoleName, shell: Shell) -> Role:
-    """The role object for a role's name; its package is imported only when it is asked for."""
+    """Return the role object of this name; its package is imported only then."""
     if name is RoleName.PREFILL:
         from tandem.prefill_worker.role import PrefillRole
 

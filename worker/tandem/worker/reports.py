@@ -111,7 +111,7 @@ def decode(data: bytes) -> Report:
 
 
 def _that_fit(links: Iterable[LinkInfo]) -> Iterator[w.LinkReport]:
-    """The first of them, as many as one report holds: a worker of a large cluster has thousands."""
+    """The first links, as many as one report holds: a worker of a large cluster has thousands."""
     left = MAX_LINKS_BYTES
     for message in map(link_to_wire, links):
         left -= message.ByteSize() + 8  # what protobuf adds around a row

@@ -1,4 +1,4 @@
-"""Sets up the simulated engine: the model's shape and tokenizer are enough, weights are not looked at."""
+"""Sets up the simulated engine: it needs the model's shape and tokenizer, not the weights."""
 
 from __future__ import annotations
 
@@ -68,5 +68,5 @@ def load_sim(
 
 
 def _context_bytes(layout: KVLayout, tokens: int) -> int:
-    """KV of one sequence of so many tokens, on one rank."""
+    """KV bytes of one sequence of so many tokens, on one rank."""
     return sum(group.blocks_for(tokens) * group.block_bytes(layout.tp) for group in layout.groups)

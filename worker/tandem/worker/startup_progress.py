@@ -18,7 +18,7 @@ class StartSteps:
         self._phase: StartPhase | None = None
 
     def enter(self, phase: StartPhase) -> None:
-        """The phase before is over."""
+        """Begin this phase and end the one before."""
         with self._lock:
             self._phase = phase
             self._say(phase)
@@ -29,7 +29,7 @@ class StartSteps:
             self._say(text)
 
     def compile(self, is_begun: bool) -> None:
-        """A compiler begins; or it has ended, and the phase goes on."""
+        """Report that a compiler begins; or that it has ended, and the phase goes on."""
         with self._lock:
             phase = StartPhase.COMPILING if is_begun else self._phase
             if phase is not None:

@@ -20,11 +20,11 @@ from tandem.workercore.role import Shell
 from tandem.workercore.transfer_claims import Claim
 
 MAX_BLOCKS = 600_000
-"""Block ids in one report: holders behind one long prefix all name it, and the message has to fit the host's ring."""
+"""Block ids in one report: holders of one long prefix all name it, and the message has to fit the host's ring."""
 
 
 def report(shell: Shell, role: RoleName, claims: Sequence[Claim], number: int) -> w.AuditReport:
-    """Everything held, and everything that could explain it. `number` is the question's id."""
+    """Report all holds, and everything that could explain them. `number` is the query's id."""
     in_engine = frozenset(shell.engine.in_flight())
     cached = [member(ledger.group, block) for ledger in shell.engine.ledgers for block in ledger.hashes()]
     return w.AuditReport(
@@ -64,7 +64,7 @@ def report(shell: Shell, role: RoleName, claims: Sequence[Claim], number: int) -
 
 
 def list_holds(ledgers: Sequence[BlockLedger], max_blocks: int = MAX_BLOCKS) -> list[w.AuditHold]:
-    """Every holder that has blocks. Where all their blocks are more than `max_blocks`, each names only its first, and
+    """List every holder that has blocks. Where these are more than `max_blocks` in all, each names only its first, and
     cannot be repaired."""
     everyone = _everyone(ledgers)
     most = max(1, max_blocks // len(everyone)) if _are_too_many(everyone, max_blocks) else None
@@ -100,7 +100,7 @@ def repair(shell: Shell, role: RoleName, claims: Sequence[Claim], message: w.Rep
 
 
 def _refusal(shell: Shell, claims: Sequence[Claim], incarnation: int, hold: w.AuditHold) -> str:
-    """Why a hold is not released, or ""."""
+    """Reason why a hold is not released, or ""."""
     if incarnation != shell.incarnation:
         return f"this worker is now {shell.incarnation}"
     held = _find(shell, hold)
@@ -127,7 +127,7 @@ def _refusal(shell: Shell, claims: Sequence[Claim], incarnation: int, hold: w.Au
 
 
 def _find(shell: Shell, hold: w.AuditHold) -> Held | None:
-    """Its holder's hold, if that is since the same moment; its blocks may be others."""
+    """The holder's hold, if it began at the same moment; its blocks may be others."""
     if hold.group >= len(shell.engine.ledgers) or hold.kind.upper() not in HoldKind.__members__:
         return None
     wanted = Holder(HoldKind[hold.kind.upper()], hold.key)

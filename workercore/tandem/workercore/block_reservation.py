@@ -22,17 +22,17 @@ class Room:
 
     @property
     def tables(self) -> tuple[list[BlockId], ...]:
-        """In logical order: what left a window (nothing is held for it), cached blocks, then new ones."""
+        """In logical order: blocks that left a window (nothing is held for them), cached blocks, then new ones."""
         return tuple(group.blocks for group in self.reserved)
 
     @property
     def lefts(self) -> tuple[int, ...]:
-        """How many leading entries of each table nothing is held for."""
+        """Number of leading entries of each table without a held block."""
         return tuple(group.left for group in self.reserved)
 
     @property
     def groups(self) -> tuple[GroupBlocks, ...]:
-        """As a ticket names them: nothing is sent of what is here, nor of what left the window."""
+        """In a ticket's form: nothing is sent for cached blocks, nor for those that left the window."""
         return tuple(
             GroupBlocks(group=group.group, skip=group.hits, blocks=tuple(group.blocks[group.hits :]))
             for group in self.reserved
@@ -42,6 +42,6 @@ class Room:
 def reserve(
     engine: Engine, holder: Holder, hashes: Sequence[BlockHash], count: int, lefts: Sequence[int] | None = None
 ) -> Room | None:
-    """Room for `count` blocks a group, see `Engine.reserve`. `Engine.let_go(holder)` gives it back."""
+    """Reserve room for `count` blocks a group, see `Engine.reserve`. `Engine.let_go(holder)` gives it back."""
     reserved = engine.reserve(holder, hashes, count, lefts)
     return Room(holder, reserved) if reserved is not None else None

@@ -1,4 +1,4 @@
-"""How much of the pools one peer's unadmitted reservations may take while others wait. Pure arithmetic."""
+"""Quota of the pools for one peer's unadmitted reservations while others wait. Pure arithmetic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks for a fetched prefix: what is here already, what is reserved for the rest, and how it becomes cache."""
+"""Blocks for a fetched prefix: cached ones, reservations for the rest, and their publication."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class FetchRoom:
 
     @property
     def gained_blocks(self) -> int:
-        """Logical blocks that a request cannot use before: some group lacks them."""
+        """Logical blocks that a request cannot use yet: some group lacks them."""
         return len(self.hashes) - min(group.hits for group in self.room.reserved)
 
 
@@ -46,7 +46,7 @@ def unneeded_blocks(engine: Engine, count: int, *, is_whole: bool) -> list[int]:
 def reserve(
     engine: Engine, holder: Holder, hashes: Sequence[BlockHash], others: Sequence[FetchRoom], *, is_whole: bool = True
 ) -> FetchRoom | None:
-    """Pin what is here of these blocks and reserve the rest, save for `unneeded_blocks`; None, and nothing held, if
+    """Pin the cached ones of these blocks and reserve the rest, save for `unneeded_blocks`; None, and nothing held, if
     that would take from others.
 
     Nothing is taken that running requests need to go on, and all fetches together (`others` are those under way) stay
@@ -63,7 +63,7 @@ def reserve(
 
 
 def keep(engine: Engine, fetched: FetchRoom) -> None:
-    """Every rank has verified the blocks: make them findable, in every KV group, and let them be cache."""
+    """Publish the blocks, which every rank has verified, in every KV group, as cached ones."""
     for ledger, group in zip(engine.ledgers, fetched.room.reserved, strict=True):
         for block, block_hash in zip(group.blocks[group.hits :], fetched.hashes[group.hits :], strict=True):
             ledger.publish(block, block_hash)

@@ -1,9 +1,9 @@
 """One page of shared memory a rank: the rank's pulse, and the lease that the host holds for it.
 
-The rank writes when it last ticked, how many steps it has begun and which of them is in progress. The host writes
-until when the rank may push, publish and send, as which incarnation, and how often it wanted to see the stacks of its
-threads. Each field is one aligned 8-byte store, so a reader never sees half: through a view of words, for `struct`
-clears what it packs into first.
+The rank writes the time of its last tick, the number of steps begun and the step in progress. The host writes until
+when the rank may push, publish and send, as which incarnation, and the number of its requests for stacks of threads.
+Each field is one aligned 8-byte store, so a reader never sees half: through a view of words, as `struct` clears its
+target first.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Pulse:
         return cls(descriptor)
 
     def tick(self, now_s: float) -> None:
-        """The rank is alive (written by a thread that runs beside long steps)."""
+        """Mark the rank as alive (called by a thread that runs beside long steps)."""
         self._seconds[_TICK] = now_s
 
     def begin_step(self) -> None:
@@ -43,12 +43,12 @@ class Pulse:
         self._numbers[_STEP] = 0
 
     def grant(self, until_s: float, incarnation: int = 0) -> None:
-        """The host holds the lease until then, as this incarnation."""
+        """Set the lease that the host holds: until then, as this incarnation."""
         self._numbers[_INCARNATION] = incarnation  # first: the new lease is never taken for the old one's
         self._seconds[_LEASE] = until_s
 
     def ask_stacks(self) -> None:
-        """The host wants the rank to log what its threads do."""
+        """Request that the rank logs the stacks of its threads."""
         self._numbers[_STACKS] += 1
 
     def has_lease(self, now_s: float, incarnation: int) -> bool:
@@ -80,7 +80,7 @@ class Pulse:
 
     @property
     def stacks_asked(self) -> int:
-        """How often the host has asked for stacks."""
+        """Number of the host's requests for stacks."""
         return self._numbers[_STACKS]
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The thread of a rank that shows that its process runs, and logs what the other threads do when the host asks."""
+"""Thread of a rank that shows that its process runs, and logs the other threads' stacks when the host asks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Ticker:
         self._pulse = pulse
 
     def start(self) -> None:
-        """From here on the rank ticks, and `STACKS_SIGNAL` writes to stderr."""
+        """Start: the rank ticks from here on, and `STACKS_SIGNAL` writes to stderr."""
         faulthandler.register(STACKS_SIGNAL, all_threads=True)
         threading.Thread(target=self._run, name="tick", daemon=True).start()
 

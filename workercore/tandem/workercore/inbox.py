@@ -20,10 +20,10 @@ _log = logging.getLogger(__name__)
 
 
 class Mail(Protocol):
-    """Where the step loop takes what came in."""
+    """Source of the step loop's input."""
 
     def take(self, wait_s: float) -> list[object]:
-        """Everything that is here, events first; waits up to `wait_s` for something (0 = do not wait)."""
+        """Take everything that is here, events first; waits up to `wait_s` for something (0 = do not wait)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Inbox:
         os.eventfd_write(self.wake, 1)
 
     def take(self, wait_s: float) -> list[object]:
-        """Everything that is here, events first; waits up to `wait_s` for something (0 = do not wait)."""
+        """Take everything that is here, events first; waits up to `wait_s` for something (0 = do not wait)."""
         if not self.posted and wait_s > 0:
             select.select([self.ring.filled, self.wake], [], [], wait_s)
         with contextlib.suppress(BlockingIOError):

@@ -19,11 +19,11 @@ class PeerLeases:
         self._shell, self._leases = shell, shell.leases
 
     def open(self, transfer: TransferId, peer: WorkerId, incarnation: Incarnation) -> None:
-        """This worker works on the transfer from now on, and expects its peer to."""
+        """Open a lease: this worker works on the transfer from now on, and expects its peer to."""
         self._leases.open(transfer, peer, incarnation)
 
     def close(self, transfer: TransferId) -> None:
-        """Nothing more is expected of the peer for it."""
+        """Close it: nothing more is expected of the peer for it."""
         self._leases.close(transfer)
 
     def heard(self, peer: WorkerId, message: w.Holding) -> None:

@@ -19,7 +19,7 @@ class LinkNews:
         self._looked_s = float("-inf")
 
     def publish(self) -> None:
-        """Send what was measured since the last call."""
+        """Send the measurements since the last call."""
         if self._shell.speeds is None:
             return
         for speed in self._shell.speeds.take_news():

@@ -17,15 +17,15 @@ _FADE = 0.99
 
 
 class DecodePace:
-    """How long decode steps take, with what passes until the next one: tokens come no faster. The median of the
-    latest, and what each further sequence adds (least squares)."""
+    """Duration of decode steps, with the time until the next one: tokens come no faster. The median of the latest, and
+    the additional time of each further sequence (least squares)."""
 
     def __init__(self) -> None:
         self._latest_s: deque[float] = deque(maxlen=_STEPS)
         self._weight = self._n = self._s = self._nn = self._ns = 0.0
 
     def observe(self, sequences: int, took_s: float) -> None:
-        """A step that did nothing but decode."""
+        """Take in a step that did nothing but decode."""
         self._latest_s.append(took_s)
         self._weight = self._weight * _FADE + 1.0
         self._n = self._n * _FADE + sequences
@@ -35,12 +35,12 @@ class DecodePace:
 
     @property
     def step_s(self) -> float:
-        """0 = there was none yet."""
+        """Seconds of a step; 0 = there was none yet."""
         return statistics.median(self._latest_s) if self._latest_s else 0.0
 
     @property
     def sequence_s(self) -> float:
-        """0 = not known: all steps had the same number of sequences, or noise hid the difference."""
+        """Seconds of a further sequence; 0 = not known: all steps had the same number of sequences, or noise hid it."""
         if not self._weight:
             return 0.0
         mean = self._n / self._weight
@@ -59,11 +59,11 @@ class LoadMeter:
         self._since_s: float | None = None
 
     def rest(self) -> None:
-        """The loop waits: the next step does not follow at once."""
+        """Note that the loop waits: the next step does not follow at once."""
         self._since_s = None
 
     def measure(self, result: StepResult) -> None:
-        """Learn from a step, and count it."""
+        """Measure a step, and count it."""
         took_s = result.ended_s - result.started_s
         if result.decode_tokens and not result.prefill_tokens:
             since_s = result.started_s if self._since_s is None else self._since_s
@@ -84,11 +84,11 @@ class LoadMeter:
 
     @property
     def decode_step_s(self) -> float:
-        """From one token of a sequence to its next; 0 = there was none yet."""
+        """Seconds from one token of a sequence to its next; 0 = there was none yet."""
         return self._decoding.step_s
 
     def report(self) -> w.LoadReport:
-        """Everything but the links."""
+        """Report everything but the links."""
         shell, engine = self._shell, self._shell.engine
         load, now_s, rules = engine.load(), shell.clock.now_s(), engine.queue_rules
         speed = engine.prefill_speed

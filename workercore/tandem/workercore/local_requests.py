@@ -1,4 +1,4 @@
-"""Serving a request whole on one worker: what a mixed worker does, and a decode worker that needs no transfer."""
+"""Serves whole requests on one worker: for a mixed worker, and for a decode worker without a transfer."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class RingHandle:
 
 @dataclass(frozen=True, slots=True)
 class RingPair:
-    """Both directions between two ranks of one worker: commands to the follower, what it reports back."""
+    """Both directions between two ranks of one worker: commands to the follower, and its reports."""
 
     commands: RingHandle
     reports: RingHandle

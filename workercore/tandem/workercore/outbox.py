@@ -50,7 +50,7 @@ class Outbox:
     def token(
         self, tracked: Tracked, output: TokenOutput, *, cached_tokens: int | None, handoff: HandoffTiming | None
     ) -> None:
-        """Add one token of a request to what its router gets at the next flush."""
+        """Add one token of a request to its router's message of the next flush."""
         chunk = add_chunk(self._tokens_for(tracked.router).chunks, output, tracked.request, tracked.attempt)
         if cached_tokens is not None:
             chunk.cached_tokens, chunk.phase_s = cached_tokens, tracked.phase_s
@@ -59,7 +59,7 @@ class Outbox:
             chunk.phase_s = tracked.phase_s
 
     def prompt_logprobs(self, tracked: Tracked, scores: PromptLogprobs) -> None:
-        """Add log-probabilities of a request's prompt to what its router gets at the next flush, ahead of tokens."""
+        """Add log-probabilities of a request's prompt to its router's message of the next flush, ahead of tokens."""
         add_prompt_chunk(self._tokens_for(tracked.router).prompts, scores, tracked.request, tracked.attempt)
 
     def phase(self, tracked: Tracked, phase: Phase) -> None:
@@ -81,7 +81,8 @@ class Outbox:
         self.put(e.RankToHost(router=to))
 
     def to_peer(self, worker: WorkerId, incarnation: Incarnation, message: w.PeerMessage, *, address: str = "") -> None:
-        """Speak to another worker. `address` is dialled if there is no channel yet; "" answers on the one it opened."""
+        """Send to another worker. `address` is dialled if there is no channel yet; "" answers on the one that it
+        opened."""
         to = e.ToPeer(worker=worker, incarnation=incarnation, address=address, message=message)
         self.put(e.RankToHost(peer=to))
 

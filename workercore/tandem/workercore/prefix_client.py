@@ -4,7 +4,7 @@
                 └──────────────────┴── refused, lost, failed ──▶ the next source, or the request computes
                                        late, no room ──────────▶ the request computes
 
-A fetch decides nothing about its request: whatever becomes of it, the request runs, unless it is cancelled.
+A fetch decides nothing about its request: the request runs after any outcome, unless it is cancelled.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ _log = logging.getLogger(__name__)
 ASSUMED_BYTES_PER_S = 100e6
 """Of an unmeasured link: a gigabit."""
 PATIENCE = 4.0
-"""How many times the expected wire time a fetch may take, beyond the floor."""
+"""Multiple of the expected wire time that a fetch may take, beyond the floor."""
 FLOOR_S, CEILING_S = 2.0, 15.0
 """The floor covers a dial and the steps in progress at both ends."""
 MAX_TOKENS = 500_000
-"""Longer prefixes do not fit one message with certainty."""
+"""Longer prefixes may not fit one message."""
 _NOBODY = RequestId("")
 
 
 @dataclass(slots=True, kw_only=True)
 class Fetch:
-    """One request that waits. `transfer` and `source` are those of the try under way; `room` is there from the offer
+    """One request that waits. `transfer` and `source` are those of the current try; `room` is there from the offer
     on."""
 
     tracked: Tracked
@@ -62,7 +62,7 @@ class Fetch:
     transfer: TransferId = field(default_factory=new_transfer_id)
     room: FetchRoom | None = None
     root: BlockHash | None = None
-    """Under which the request finds the blocks, if it is not the exact one."""
+    """Root under which the request finds the blocks, if it is not the exact one."""
 
     @property
     def peer(self) -> WorkerId:
@@ -147,7 +147,7 @@ class Fetching:
             self._failed(fetch, "refused", str(error))
 
     def failed(self, peer: WorkerId, message: w.TransferFailed) -> None:
-        """The holder gave up."""
+        """End the try: the holder gave up."""
         fetch = self._fetches.get(TransferId(message.transfer))
         if fetch is not None and fetch.peer == peer:
             self._failed(fetch, "holder", message.message, is_peer_told=True)
@@ -212,8 +212,8 @@ class Fetching:
         self._tell(fetch, w.PeerMessage(fetch_request=request))
 
     def _receive(self, fetch: Fetch, offer: w.FetchOffer, blocks: int) -> None:
-        """Reserve room for what was offered and send the ticket. Raises TransferError or ValueError for an offer
-        that cannot be used."""
+        """Reserve room for the offered blocks and send the ticket. Raises TransferError or ValueError for an unusable
+        offer."""
         engine, profile = self._shell.engine, self._shell.profile
         form = kv_compatibility.agree(profile_from_wire(offer.profile), profile, offered=tuple(offer.codecs))
         lossy = "+".join(name for name in (fetch.source.lossy, form.lossy) if name)
@@ -276,15 +276,15 @@ class Fetching:
         self._go(fetch, root)
 
     def _go(self, fetch: Fetch, root: BlockHash | None = None) -> None:
-        """The request runs, and finds and leaves blocks under `root`: what was changed on its way is never taken for
-        what was computed, nor is anything that is computed upon it."""
+        """Run the request, which finds and leaves blocks under `root`: KV changed on its way, and KV computed from it,
+        never counts as exact."""
         tracked = fetch.tracked
         if root is not None:
             tracked.engine_request = tracked.engine_request.under(root)
         self._run(tracked, fetch.message)
 
     def _failed(self, fetch: Fetch, reason: str, why: str, *, is_peer_told: bool = False) -> None:
-        """This try is over: the next source is asked, or the request computes."""
+        """End this try: the next source is asked, or the request computes."""
         event(_log, "fetch failed", logging.WARNING, **fetch.tracked.names, peer=fetch.peer, reason=reason, why=why)
         self._shell.count(names.counter_key(names.FETCHES_FAILED, reason=reason))
         self._stop(fetch, reason, why, is_peer_told=is_peer_told)
@@ -296,7 +296,7 @@ class Fetching:
         self._ask(fetch, self._shell.engine.hit_blocks(hashes, is_whole=_is_whole(fetch.message)))
 
     def _stop(self, fetch: Fetch, code: str, why: str, *, is_peer_told: bool = False) -> None:
-        """Forget a try: fence first, then its blocks go back."""
+        """Forget a try: fence it first, then its blocks go back."""
         del self._fetches[fetch.transfer]
         self._leases.close(fetch.transfer)
         if fetch.room is not None:
@@ -324,7 +324,7 @@ class Fetching:
         return is_other and (leg == w.LEG_FULL or not source.lossy)
 
     def _bound_s(self, source: w.PrefixSource, blocks: int, left_s: float) -> float:
-        """How long the request may wait for `blocks`: what their bytes take, with patience, and never past half of its
+        """Bound on the request's wait for `blocks`: the time of their bytes, with patience, and never past half of its
         own time."""
         wire_bytes = blocks * sum(spec.block_bytes() for spec in self._shell.engine.layout.groups)
         speed = self._shell.link_speed(WorkerId(source.worker.worker)) or ASSUMED_BYTES_PER_S

@@ -55,7 +55,7 @@ class Exchange:
         self._fetching.peer_gone(peer, incarnation, reason)
 
     def new_incarnation(self) -> None:
-        """Requests were cancelled before; whatever others fetch from here is over."""
+        """Requests were cancelled before; the fetches of others from here are over."""
         self._supplying.new_incarnation()
 
     def transfer_event(self, event: object) -> bool:

@@ -1,9 +1,9 @@
-"""The holder's side of a fetch: looks up what another worker asks for, keeps it, and pushes it all at once.
+"""The holder's side of a fetch: looks up a prefix for another worker, pins its blocks, and pushes them all at once.
 
     asked ──▶ offered (pinned) ──ticket──▶ pushing ──Sent──▶ released
                  └───────────────────────────┴── given up ──▶ quiet ──▶ released
 
-The index is advice: what is offered is what the ledger has, under the root that was asked for and no other.
+The index is advice: an offer has the blocks of the ledger, under the requested root and no other.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Supplying:
     # ---- messages and events ---------------------------------------------------------------------------------------
 
     def asked(self, peer: WorkerId, message: w.FetchRequest) -> None:
-        """Offer what is here of the prefix, pinned from now on; a repeated question changes nothing."""
+        """Offer the cached blocks of the prefix, pinned from now on; a repeated request changes nothing."""
         if TransferId(message.fetch) in self._supplies:
             self._shell.count("fetch_requests_dropped")
             return
@@ -129,7 +129,7 @@ class Supplying:
             self._give_up(supply, TransferError("the ticket cannot be used", why=str(error)))
 
     def failed(self, peer: WorkerId, message: w.TransferFailed) -> None:
-        """The requester gave up, or needs nothing any more."""
+        """End the supply: the requester gave up, or needs nothing any more."""
         supply = self._supplies.get(TransferId(message.transfer))
         if supply is not None and supply.peer == peer:
             self._give_up(supply)
@@ -178,7 +178,8 @@ class Supplying:
     # ---- what is here ----------------------------------------------------------------------------------------------
 
     def _look(self, peer: WorkerId, message: w.FetchRequest) -> tuple[Supply, tuple[str, ...]]:
-        """Find and pin; with the codecs that this end wants. Raises TransferError, CapacityError or ValueError."""
+        """Find and pin blocks, with the codecs that this end offers. Raises TransferError, CapacityError or
+        ValueError."""
         if message.holder_incarnation != self._shell.incarnation:
             raise TransferError("this worker restarted", why="its incarnation is a new one")
         theirs = profile_from_wire(message.profile)
@@ -207,8 +208,9 @@ class Supplying:
         return supply, codecs
 
     def _matches(self, hashes: Sequence[BlockHash], have: int) -> list[tuple[list[BlockId], int]]:
-        """For each KV group a table of what is here of the prefix, and how many of its leading blocks are not: where a
-        group has a window and that reaches further, those before `have`, which the requester has or does not need."""
+        """For each KV group a table of the prefix's cached blocks, and the number of leading ones that are missing:
+        where a group has a window and that reaches further, those before `have`, which the requester has or does not
+        need."""
         found: list[tuple[list[BlockId], int]] = []
         for ledger, spec in zip(self._shell.engine.ledgers, self._shell.engine.layout.groups, strict=True):
             whole, left = ledger.match(hashes), 0

@@ -1,4 +1,4 @@
-"""Between protobuf messages and the dataclasses that workers compute with. Nothing else here; no logic, no I/O."""
+"""Converts between protobuf messages and the dataclasses of workers. Nothing else here; no logic, no I/O."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def each(message: w.RouterMessage) -> Iterable[w.RouterMessage]:
 
 
 def prompt_from_wire(m: w.Submit) -> tuple[int, ...]:
-    """Raises InvalidRequestError for bytes that are no whole ids."""
+    """Raises InvalidRequestError for bytes that are not whole ids."""
     if not m.prompt_ids:
         return tuple(m.prompt)
     if len(m.prompt_ids) % token_ids.ID_BYTES:
@@ -73,7 +73,7 @@ def prompt_from_wire(m: w.Submit) -> tuple[int, ...]:
 
 
 def choices_from_wire(states: Iterable[g.ChoiceState]) -> tuple[ChoiceState, ...]:
-    """Raises InvalidRequestError for a finish reason that this version does not know."""
+    """Raises InvalidRequestError for an unknown finish reason."""
     return tuple(
         ChoiceState(choice=ChoiceIndex(s.choice), tokens=tuple(s.tokens), finish=_finish_from_wire(s.finish))
         for s in states
@@ -108,7 +108,7 @@ def timing_to_wire(timing: HandoffTiming) -> g.HandoffTiming:
 def add_chunk(
     chunks: RepeatedCompositeFieldContainer[w.TokenChunk], output: TokenOutput, request: str, attempt: int
 ) -> w.TokenChunk:
-    """Add one sampled token as a chunk of its own; made in place, for what is appended is copied."""
+    """Add one sampled token as a chunk of its own; made in place, as appending copies."""
     return chunks.add(
         request=request,
         attempt=attempt,

@@ -1,4 +1,4 @@
-"""Requests that a worker has in hand, findable by engine key, by router and by deadline."""
+"""Requests that a worker works on, findable by engine key, by router and by deadline."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Tracked:
     deadline_s: float
     engine_request: EngineRequest
     salt: bytes = b""
-    """The tenant's, for roots of blocks that came here in another form."""
+    """The tenant's salt, for roots of blocks that came here in another form."""
     trace: str = ""
-    """The trace that it is in, for logs; "" = none."""
+    """The id of its trace, for logs; "" = none."""
     has_reported_cached: bool = False
     computing_since_s: float = 0.0
-    """When the first step with a part of its prompt began; 0 = none has."""
+    """Start of the first step with a part of its prompt; 0 = none yet."""
     phase_s: float = 0.0
-    """For how long it was in its phase when its first token here was sampled; 0 = that is not yet."""
+    """Time in its phase when its first token here was sampled; 0 = not yet."""
     ended_choices: set[int] = field(default_factory=set)
     """Choices that are no longer wanted; see EndChoices."""
 
@@ -72,7 +72,7 @@ class RequestTable:
         return self._by_key.pop(key, None)
 
     def bury(self, request: RequestId, attempt: Attempt, now_s: float) -> None:
-        """Attempts up to this one are over: messages about them are late."""
+        """Mark attempts up to this one as over: messages about them are late."""
         known = self._tombstones.pop(request, (Attempt(0), 0.0))[0]
         self._tombstones[request] = (max(known, attempt), now_s + self._tombstone_s)
         while self._tombstones:

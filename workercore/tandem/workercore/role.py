@@ -74,12 +74,12 @@ class Shell:
         return offers_for(self.profile, self.link_speed(worker)) if self.profile.offers else ()
 
     def hash_root(self, salt: bytes, *, lossy: str = "") -> BlockHash:
-        """Where the block hashes of a tenant's requests start here; `lossy` as pairing.WireForm has it."""
+        """Root of the block hashes of a tenant's requests here; `lossy` as in pairing.WireForm."""
         block_tokens = self.profile.layout.groups[0].block_tokens
         return HashRoot(fingerprint=self.fingerprint, block_tokens=block_tokens, salt=salt, lossy=lossy).digest()
 
     def rest_of_step_s(self, ready_s: float) -> float:
-        """How long something that was ready at `ready_s` had to wait for the step then in progress (the last one)."""
+        """Wait, for the step then in progress (the last one), of something that was ready at `ready_s`."""
         started_s, ended_s = self.last_step
         return max(0.0, ended_s - ready_s) if started_s <= ready_s else 0.0
 
@@ -102,7 +102,7 @@ class Shell:
         self.count(names.counter_key(names.KV_LINK_TRANSFERS, peer=self.peers.of(peer), outcome=outcome))
 
     def end(self, tracked: Tracked) -> bool:
-        """Forget a request; what comes about it later is recognised as late. False if it is not here."""
+        """Forget a request; later messages about it are recognised as late. False if it is not here."""
         self.requests.bury(tracked.request, tracked.attempt, self.clock.now_s())
         return self.requests.remove(tracked.key) is not None
 
@@ -142,13 +142,13 @@ class Role(Protocol):
         """Called inside a step as layer groups finish."""
 
     def before_step(self) -> None:
-        """About to run a step, or idle: grant what waits."""
+        """About to run a step, or idle: grant waiting requests."""
 
     def after_step(self, result: StepResult) -> None:
         """A step ended."""
 
     def tick(self, now_s: float) -> None:
-        """A few times a second: deadlines."""
+        """Called a few times a second, for deadlines."""
 
     def claims(self) -> list[Claim]:
         """Every transfer that it works on, for audits."""

@@ -1,4 +1,4 @@
-"""The step loop of rank 0: take what came in, let the role act, run one engine step, report. One thread does it all."""
+"""The step loop of rank 0: take the input, let the role act, run one engine step, report. One thread does it all."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from tandem.workercore.transfer_claims import Claim
 _log = logging.getLogger(__name__)
 IDLE_WAIT_S = 0.1
 BLOCKED_WAIT_S = 0.01
-"""When requests wait for blocks that are held elsewhere; a message that frees some wakes the loop at once."""
+"""Wait when requests need blocks that are held elsewhere; a message that frees some wakes the loop at once."""
 CHECK_AFTER_S = 1.0
 """Of a pause; then all blocks are checked, once: 70 ms for 200,000 of them, for which a new request waits."""
 REPORT_EVERY_S = 0.1
 MAX_REQUEST_S = 3600.0
 """Of a request without a deadline from its router."""
 TRACE_CHARS = 32
-"""Of a trace's id, at most: it stands in logs."""
+"""Limit of a trace's id, which logs show."""
 MAX_EVENTS = 10_000
 """Block events in one message to the host."""
 
@@ -51,7 +51,7 @@ class StepLoop:
         pulse: Pulse,
         create_role: Callable[[RoleName, Shell], Role] | None = None,
     ) -> None:
-        """`create_role` makes the role that the host gives it later; without it there is none but `role`."""
+        """`create_role` makes a role that the host assigns later; without it `role` stays the only one."""
         self._shell, self._role, self._inbox, self._pulse = shell, role, inbox, pulse
         self._create_role = create_role
         self._leaving: list[Role] = []
@@ -66,7 +66,8 @@ class StepLoop:
         self._meter = LoadMeter(shell)
 
     def run(self) -> None:
-        """Until a Stop message. An exception here is a bug and ends the process: the host and the routers notice."""
+        """Run until a Stop message. An exception here is a bug and ends the process: the host and the routers
+        notice."""
         while not self._is_stopping:
             self.turn()
 
@@ -204,7 +205,7 @@ class StepLoop:
             self._shell.outbox.refused(router, request, attempt, error)
 
     def _run(self, tracked: Tracked, message: w.Submit) -> None:
-        """The request has waited for blocks from elsewhere, whether they came or not."""
+        """Run a request that has waited for blocks from elsewhere, with or without them."""
         try:
             self._role.submit(tracked, message)
         except TandemError as error:
@@ -290,7 +291,7 @@ class StepLoop:
         )
 
     def _new_incarnation(self, begun: e.NewIncarnation) -> None:
-        """The worker's lease had lapsed, or it takes another role: whatever is in flight belongs to the old
+        """The worker's lease had lapsed, or it takes another role: everything in flight belongs to the old
         incarnation."""
         for tracked in self._shell.requests.all():
             self._cancel(tracked, "the worker registered anew")

@@ -10,9 +10,9 @@ from tandem.core.ids import Incarnation, TransferId, WorkerId
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One transfer. "reservation": granted, not admitted; or asked of another worker that holds the blocks. "handover":
-    pushed for, or kept to be, not ended. "quiescing": given up, and its source may still be read (then the peer is not
-    known any more: "" and 0)."""
+    """One transfer. "reservation": granted, not admitted; or requested from another worker that holds the blocks.
+    "handover": being pushed, or kept for that, not ended. "quiescing": given up, and its source may still be read (then
+    the peer is not known any more: "" and 0)."""
 
     kind: Literal["reservation", "handover", "quiescing"]
     key: str

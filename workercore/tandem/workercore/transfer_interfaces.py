@@ -18,7 +18,7 @@ class ReceivingEnd(Protocol):
     """Takes transfers in. Called from the step loop's thread; events go to the step loop's inbox."""
 
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """Where senders reach every rank, to be put into tickets."""
+        """Addresses of every rank for senders, to be put into tickets."""
 
     def expect(self, ticket: Ticket) -> None:
         """Every rank takes frames of `ticket` from now on. Raises TransferError or ValueError."""
@@ -27,10 +27,10 @@ class ReceivingEnd(Protocol):
         """The request took over the verified blocks. Raises TransferError if the transfer is not verified."""
 
     def cancel(self, transfer: TransferId, reason: str = "cancelled") -> None:
-        """Fence: no step or transfer that comes later meets a byte of it; its blocks may be released. Idempotent."""
+        """Fence it: no later step or transfer gets a byte of it; its blocks may be released. Idempotent."""
 
     def revoke(self, transfer: TransferId) -> bool:
-        """Fence a transfer that not a byte came for; False, and nothing changed, if one did."""
+        """Fence a transfer without a byte received; False, and no change, if it has one."""
 
     def set_incarnation(self, incarnation: Incarnation) -> None:
         """Begin a new incarnation; open transfers of the old one fail."""
