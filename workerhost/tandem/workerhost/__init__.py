@@ -1,1 +1,1 @@
-"""The shell around an engine: processes, gRPC server, streams, registration, heartbeat, and the Role protocol."""
+"""The host of an engine: processes, gRPC server, streams, registration, heartbeat, and the Role protocol."""

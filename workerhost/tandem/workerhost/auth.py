@@ -23,7 +23,7 @@ _CHECK, _WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
 MAX_CHECKS, MAX_WATCHES = 8, 32
 CHECK_S = 2.0
 MAX_CALLS = 4096
-"""Of one worker at a time, of all kinds: a stream each of routers and peers, and orders."""
+"""Limit of one worker at a time, of all kinds: a stream each of routers and peers, and control calls."""
 
 
 class Named(Protocol):
@@ -36,7 +36,7 @@ class Named(Protocol):
 
 
 class SecretInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Refuses calls without a proof for this worker before a message of theirs is read; answers the others with one."""
+    """Refuses calls without a proof for this worker before reading a message of theirs; answers the others with one."""
 
     def __init__(self, secret: ClusterSecret, me: Callable[[], Named]) -> None:
         self._checker, self._me = ProofChecker(secret), me
@@ -96,7 +96,7 @@ class _Open:
 
     @contextmanager
     def one(self) -> Iterator[bool]:
-        """Yields whether there is room for one more."""
+        """Yields True if there is room for one more."""
         if self._count >= self._most:
             yield False
             return

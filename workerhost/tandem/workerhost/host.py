@@ -51,7 +51,7 @@ READY, LIVE = "", "live"
 
 
 class WorkerHost:
-    """One worker. `run` returns the exit status when the worker was asked to stop; raises when it cannot go on."""
+    """One worker. `run` returns the exit status when the worker was stopped; raises when it cannot go on."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class WorkerHost:
         self._stop.set()
 
     async def run(self, on_ready: Callable[[w.WorkerInfo], None]) -> None:
-        """Start everything, serve until `stop`, and take everything down again."""
+        """Start everything, serve until `stop`, and stop everything again."""
         self._ready = asyncio.get_running_loop().create_future()
         self._times.enter(StartPhase.RANKS)
         await self._ranks.start()
@@ -228,7 +228,7 @@ class WorkerHost:
             raise
 
     async def _watch_loading(self) -> None:
-        """A rank that stops or hangs before it is ready ends the worker, too."""
+        """End the worker, too, if a rank stops or hangs before it is ready."""
         watch = self._ranks.watch(LOADING_LOOKS)
         while True:
             await asyncio.sleep(WATCH_EVERY_S)
@@ -248,12 +248,12 @@ class WorkerHost:
         self._ranks.grant(until_s, self._membership.incarnation)
 
     def _new_incarnation(self, incarnation: int) -> None:
-        """The lease had lapsed."""
+        """Pass the new incarnation on after a lapse of the lease."""
         event(_log, "registered anew", logging.WARNING, incarnation=incarnation)
         self._begin(e.NewIncarnation(incarnation=incarnation))
 
     def _begin(self, begun: e.NewIncarnation) -> None:
-        """Routers and peers must meet the worker anew."""
+        """End all streams: routers and peers must connect to the new incarnation."""
         self._info.incarnation = begun.incarnation
         self._service.close_all()
         if self._peers is not None:

@@ -32,9 +32,9 @@ from tandem.workerhost.relay import SERVICE, ForRank
 
 _log = logging.getLogger(__name__)
 LOOK_EVERY_S, DRAINED_LOOK_EVERY_S = 0.02, 2.0
-"""At rank 0, while it drains and afterwards."""
+"""Interval of queries to rank 0, while it drains and afterwards."""
 ANSWER_S = 1.0
-"""Rank 0 answers between two steps, or not before its lease is back."""
+"""Bound on an answer: rank 0 answers between two steps, or not before its lease is back."""
 REGISTER_S = 2.0
 
 
@@ -61,7 +61,7 @@ class Steered(Protocol):
 
 
 class Steering:
-    """Belongs to the host's event loop: `run` follows what `drain`, `uncordon` and `become` wish."""
+    """Belongs to the host's event loop: `run` follows the requests of `drain`, `uncordon` and `become`."""
 
     def __init__(self, worker: Steered, clock: Clock) -> None:
         self._worker, self._clock = worker, clock
@@ -79,7 +79,7 @@ class Steering:
         self._flips, self._flip_s, self._failure = 0, 0.0, ""
 
     def stall(self, is_stalled: bool) -> None:
-        """A step of the engine does not end, or has ended after all."""
+        """Note that a step of the engine does not end, or has ended after all."""
         self._is_stalled = is_stalled
         if self._state is WorkerState.READY:
             self._say()
@@ -87,19 +87,20 @@ class Steering:
     # ---- wishes ----------------------------------------------------------------------------------------------------
 
     def drain(self, deadline_s: float | None = None) -> None:
-        """Take no new work. What still runs after `deadline_s` is handed back to routers; None = it ends here."""
+        """Take no new work. Requests that still run after `deadline_s` are handed back to routers; None = they end
+        here."""
         self._is_cordoned = True
         self._begin(deadline_s)
 
     def uncordon(self) -> None:
-        """Take work again; a change of role that still drains is off."""
+        """Take work again; a change of role that still drains is cancelled."""
         self._is_cordoned, self._target = False, None
         if self._state is not WorkerState.FLIPPING:  # that ends in a moment, and ready
             self._enter(WorkerState.READY)
         self._wished.set()
 
     def become(self, role: RoleName, deadline_s: float | None = None) -> None:
-        """Take this role once nothing is in flight. With the role that it has: stay, or stop draining for another."""
+        """Take this role once nothing is in flight. With the present role: stay, or stop draining for another."""
         self._failure = ""
         if role == self._worker.info.role and self._state is not WorkerState.FLIPPING:
             self._target = None
@@ -153,7 +154,7 @@ class Steering:
         return await self.look()
 
     async def look(self) -> c.ControlReply:
-        """How things stand."""
+        """Return the present state."""
         answer = await self._ask()
         looked, info, state = self._looked, self._worker.info, self._state
         if state is WorkerState.DRAINED and answer is not None and not _is_quiet(answer):
@@ -174,7 +175,7 @@ class Steering:
     # ---- following them --------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Follow the wishes until cancelled."""
+        """Follow the requested state until cancelled."""
         while True:
             self._wished.clear()
             try:
@@ -190,7 +191,8 @@ class Steering:
                 continue
 
     async def _turn(self) -> float | None:
-        """One look at what is wished and how things stand; seconds until the next, None = when something is wished."""
+        """Compare the requested state with the present one; returns seconds until the next look, None = at the next
+        request."""
         if self._target == self._worker.info.role:
             self._target = None
         if not self._is_cordoned and self._target is None:
@@ -265,7 +267,7 @@ class Steering:
     # ---- rank 0 ----------------------------------------------------------------------------------------------------
 
     def looked(self, answer: e.Looked) -> None:
-        """Rank 0 answers."""
+        """Take in an answer of rank 0."""
         self._looked = answer
         asked = self._asked.pop(answer.id, None)
         if asked is not None and not asked.done():

@@ -1,4 +1,4 @@
-"""Passes link measurements on: from the rank to Redis, and what Redis has about this host to the rank."""
+"""Passes link measurements on: from the rank to Redis, and Redis' rows about this host to the rank."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _log = logging.getLogger(__name__)
 MAX_ROWS = 1000
 """Rows in one message to the rank, which has to fit the ring between them."""
 MAX_WAITING = 1000
-"""Measurements that wait for a Redis that is away; the oldest are dropped, and then known to this worker alone."""
+"""Measurements that wait during an outage of Redis; the oldest are dropped, and then known to this worker alone."""
 
 
 class LinkShare:
-    """Without Redis the rank measures what it needs by itself."""
+    """Without Redis the rank measures the links it needs by itself."""
 
     def __init__(self, host: str, to_rank: Callable[[e.HostToRank], None]) -> None:
         self._host, self._to_rank = host, to_rank
@@ -33,13 +33,13 @@ class LinkShare:
         self._told: dict[tuple[str, str, str, str], LinkSpeed] = {}
 
     def measured(self, message: e.LinkMeasured) -> None:
-        """The rank measured a link just now."""
+        """Take in a new measurement of the rank."""
         now_s = asyncio.get_running_loop().time()
         self._waiting.append((speed_from_wire(message), now_s - message.age_s))
         self._news.set()
 
     async def run(self, store: LinkSpeedStore) -> None:
-        """Until cancelled; outages are waited out."""
+        """Run until cancelled; outages are waited out."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(store.watch(self._tell))
             tasks.create_task(self._write(store))
@@ -65,7 +65,7 @@ class LinkShare:
                 backoff.reset()
 
     def _tell(self, rows: list[LinkSpeed]) -> None:
-        """To the rank, what is new of this host's links."""
+        """Send the rank new rows of this host's links."""
         mine = {(*row.route, row.peer if row.failure else ""): row for row in rows if row.from_host == self._host}
         new = [row for key, row in mine.items() if key not in self._told or _is_newer(row, self._told[key])]
         self._told = mine
@@ -78,5 +78,5 @@ def _aged(speed: LinkSpeed, age_s: float) -> LinkSpeed:
 
 
 def _is_newer(row: LinkSpeed, told: LinkSpeed) -> bool:
-    """Another measurement, not the same one grown older."""
+    """True for another measurement, not the same one grown older."""
     return row.age_s < told.age_s or replace(row, age_s=0.0) != replace(told, age_s=0.0)

@@ -101,7 +101,7 @@ class Membership:
 
     @property
     def incarnation(self) -> Incarnation:
-        """The one that is registered, or about to be."""
+        """The registered one, or the one about to be."""
         return Incarnation(self._info.incarnation)
 
     @property
@@ -201,8 +201,8 @@ class Membership:
             await self._until_next_beat()
 
     async def _beat_beside(self) -> None:
-        """On a loop beside the worker's: beat in its place while it stands. What follows from a beat that is refused
-        waits for the worker's own loop."""
+        """On a loop beside the worker's: beat in its place while it is blocked. A refused beat is handled later, by the
+        worker's own loop."""
         redis = open_client(self._config.redis_url)
         try:
             while True:
@@ -233,9 +233,10 @@ class Membership:
         self._is_new.clear()
 
     async def _rejoin(self) -> None:
-        """The lease lapsed, or the registry does not know this incarnation. If it never lapses by our own clock, not
-        even while we register (a router went on acknowledging, or Redis lost its data between two beats), nothing was
-        fenced: register the same one again."""
+        """The lease lapsed, or the registry does not know this incarnation.
+
+        If it never lapses by this process's clock, not even while it registers (a router went on acknowledging, or
+        Redis lost its data between two beats), nothing was fenced: register the same one again."""
         assert self._publisher is not None
         if not self.has_lapsed:
             asked_s = await self._register(Incarnation(self._info.incarnation))
@@ -256,7 +257,7 @@ class Membership:
         return None if self.has_lapsed else self._lease.deadline_ms
 
     async def _register(self, incarnation: Incarnation) -> float:
-        """Register and return when that was asked for; the caller takes the lease from then on."""
+        """Register and return the time of the call; the caller takes the lease from then on."""
         assert self._lease is not None
         self._info.incarnation = incarnation
         asked_s = self._clock.now_s()
@@ -264,12 +265,12 @@ class Membership:
         return asked_s
 
     def _grant(self, heard_s: float) -> None:
-        """Hold the lease from `heard_s` on, unless it was held from a later moment on already."""
+        """Hold the lease from `heard_s` on, unless it was already held from a later moment on."""
         with self._term:
             self._extend(heard_s)
 
     def _prolong(self, incarnation: Incarnation, heard_s: float) -> None:
-        """The same for an incarnation that holds it, from any thread; nothing if that lapsed or is another one now."""
+        """The same for an incarnation that holds it, from any thread; nothing if it lapsed or was replaced."""
         with self._term:
             if incarnation == self.incarnation and self._clock.now_s() < self._until_s:
                 self._extend(heard_s)

@@ -67,7 +67,7 @@ class PeerChannels:
         self.drop_all()
 
     async def _run(self, key: tuple[str, int], address: str, queue: OutQueue) -> str:
-        """Dial and talk until the channel ends; returns why it did."""
+        """Dial and exchange messages until the channel ends; returns why it did."""
         worker, incarnation = key
         try:
             async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
@@ -99,7 +99,7 @@ class PeerChannels:
     async def _greet(
         self, call: Any, incoming: AsyncIterator[Heard[w.PeerMessage]], incarnation: int, proof: CallProof
     ) -> str:
-        """Exchange proofs, then hellos; why the peer cannot be spoken to, "" if it can.
+        """Exchange proofs, then hellos; returns why the peer is refused, "" if it is not.
 
         Nothing more is written before the answer: a write into a refused call would hide why it was refused.
         """

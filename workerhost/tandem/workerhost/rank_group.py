@@ -55,7 +55,7 @@ class RankGroup:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids in rank order."""
+        """Process ids, in rank order."""
         return [rank.pid for rank in self._ranks]
 
     def watch(self, silent_looks: int = SILENT_LOOKS) -> RankWatch:
@@ -72,11 +72,11 @@ class RankGroup:
         self._ranks[rank].write_stacks()
 
     def send(self, message: ForRank) -> None:
-        """To rank 0, in order; see RankProcess.send."""
+        """Send to rank 0, in order; see RankProcess.send."""
         self._ranks[0].send(message)
 
     def grant(self, until_s: float, incarnation: int) -> None:
-        """Every rank may push, publish and send until then, as this incarnation."""
+        """Let every rank push, publish and send until then, as this incarnation."""
         for rank in self._ranks:
             rank.pulse.grant(until_s, incarnation)
 
@@ -106,7 +106,7 @@ class RankGroup:
         raise self._loss()
 
     async def stop(self, timeout_s: float) -> None:
-        """Ask rank 0, which asks the others, to stop; what still runs after `timeout_s` is killed."""
+        """Ask rank 0, which asks the others, to stop; ranks that still run after `timeout_s` are killed."""
         if self._ranks[0].status is None and self._ranks[0].pid:
             self.send(e.HostToRank(stop=e.Stop(reason="the worker stops")))
             waiting = [asyncio.ensure_future(rank.wait()) for rank in self._ranks]
@@ -117,12 +117,12 @@ class RankGroup:
         await self.wait()
 
     def kill(self) -> None:
-        """SIGKILL to every rank that runs."""
+        """Send SIGKILL to every rank that runs."""
         for rank in self._ranks:
             rank.kill()
 
     async def wait(self) -> None:
-        """Until every rank has ended."""
+        """Wait until every rank has ended."""
         for rank in self._ranks:
             await rank.wait()
 

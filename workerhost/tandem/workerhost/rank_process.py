@@ -93,7 +93,7 @@ class RankProcess:
             self._schedule_retry()
 
     async def wait(self) -> int:
-        """Until the process ends; returns its exit status (negative: the signal). 0 if it was never started."""
+        """Wait until the process ends; returns its exit status (negative: the signal). 0 if it was never started."""
         if self._process is None:
             return 0
         status = await self._process.wait()
@@ -106,12 +106,12 @@ class RankProcess:
         return self._process.returncode if self._process else None
 
     def kill(self) -> None:
-        """SIGKILL, if it still runs; a stopped process dies of it too."""
+        """Send SIGKILL, if it still runs; a stopped process dies of it too."""
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(signal.SIGKILL)
 
     def write_stacks(self) -> None:
-        """Have it write what its threads do to stderr, if it still runs: without a thread of Python's."""
+        """Have it write the stacks of its threads to stderr, if it still runs: needs no Python thread."""
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(STACKS_SIGNAL)
 

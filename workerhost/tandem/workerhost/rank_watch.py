@@ -13,9 +13,9 @@ from tandem.workercore.heartbeat_page import Pulse
 
 WATCH_EVERY_S = 0.25
 SILENT_LOOKS = int(patient(10))
-"""So many looks in a row without a new tick (ranks tick every 0.2 s) and the rank has stopped: 2.5 to 2.75 s."""
+"""So many looks in a row without a new tick (ranks tick every 0.2 s) mean that the rank has stopped: 2.5 to 2.75 s."""
 LOADING_LOOKS = int(patient(480))
-"""While it loads: 2 minutes. Imports from a cold disk keep every thread of the process waiting, the ticking one too."""
+"""While it loads: 2 minutes. Imports from a cold disk block every thread of the process, the ticking one too."""
 
 
 class RankWatch:
@@ -29,7 +29,7 @@ class RankWatch:
         self._stepping = [0] * len(self._pulses)
 
     def look(self) -> list[int]:
-        """The ranks that have not ticked for `silent_looks` looks."""
+        """Return the ranks that have not ticked for `silent_looks` looks."""
         for rank, pulse in enumerate(self._pulses):
             ticked_s, step = pulse.ticked_s, pulse.step
             self._silent[rank] = self._silent[rank] + 1 if ticked_s == self._ticked_s[rank] else 0
@@ -38,7 +38,7 @@ class RankWatch:
         return [rank for rank, looks in enumerate(self._silent) if looks >= self._silent_looks]
 
     def step_s(self) -> tuple[int, float]:
-        """The rank that has been in the same step for most looks, and how long these took (0: another step, or none,
-        at the latest look)."""
+        """The rank that has been in the same step for most looks, and their duration (0: another step, or none, at the
+        latest look)."""
         rank = max(range(len(self._stepping)), key=self._stepping.__getitem__)
         return rank, self._stepping[rank] * WATCH_EVERY_S

@@ -15,7 +15,7 @@ from tandem.rpc.v1 import worker_pb2 as w
 
 SERVICE = "tandem.rpc.v1.Worker"
 BATCH_BYTES = 256 * 1024
-"""Past so much, the next message is another one."""
+"""Past so much, the next message begins."""
 _CLOCK = MonotonicClock()
 Said = TypeVar("Said", w.RouterMessage, w.PeerMessage)
 ForRank: TypeAlias = e.HostToRank | p.ToRank
@@ -48,12 +48,12 @@ def handlers(stream: Callable[..., Any], peer: Callable[..., Any]) -> grpc.Gener
 
 
 def from_router(router: str, data: bytes) -> p.ToRank:
-    """A router's message as rank 0 gets it."""
+    """A router's message in rank 0's form."""
     return p.ToRank(router=p.PassedFromRouter(router=router, message=data))
 
 
 def from_peer(worker: str, incarnation: int, data: bytes) -> p.ToRank:
-    """A peer's message as rank 0 gets it, stamped with the time of its arrival."""
+    """A peer's message in rank 0's form, stamped with the time of its arrival."""
     stamped = p.PassedFromPeer(worker=worker, incarnation=incarnation, message=data, received_s=_CLOCK.now_s())
     return p.ToRank(peer=stamped)
 

@@ -1,4 +1,4 @@
-"""Messages that wait to be written to one stream, bounded: a stream that takes nothing is closed, not buffered."""
+"""Bounded queue of messages to one stream: a stream that takes nothing is closed, not buffered."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _log = logging.getLogger(__name__)
 MAX_QUEUED, MAX_QUEUED_BYTES = 20_000, 32 << 20
 """The writer may hold as much again."""
 PATIENCE_S = 0.01
-"""How long a message that may wait is kept back, so that the next one takes it along."""
+"""Time for which a message that may wait is kept back, so that it is sent with the next one."""
 
 
 class OutQueue:
@@ -45,12 +45,12 @@ class OutQueue:
         return True
 
     def close(self) -> None:
-        """No more messages; `take` gives what is queued, and then nothing."""
+        """Close it: `take` gives the queued messages, and then nothing."""
         self._is_closed = True
         self._is_due.set()
 
     async def take(self) -> list[bytes]:
-        """Everything that is queued, in order, once something is due; nothing = closed."""
+        """Take everything that is queued, in order, once something is due; nothing = closed."""
         await self._is_due.wait()
         if self._timer is not None:
             self._timer.cancel()

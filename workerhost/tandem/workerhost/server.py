@@ -48,18 +48,18 @@ class WorkerService:
         self._heard: dict[str, int] = {}  # what each router has acknowledged of it
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Serve both methods there."""
+        """Register both methods at a server."""
         server.add_generic_rpc_handlers((handlers(self.Stream, self.Peer),))
 
     def to_router(self, router: str, message: bytes, *, may_wait: bool = False) -> None:
-        """Send a WorkerMessage to a router, if it is connected; its requests end when it is not, so nothing waits for
+        """Send a WorkerMessage to a router, if it is connected; its requests end when it is not, so nothing is kept for
         it."""
         queue = self._routers.get(router)
         if queue is not None:
             queue.put(message, may_wait=may_wait)
 
     def broadcast_load(self, load: w.LoadReport) -> None:
-        """A new load report for every router."""
+        """Send a new load report to every router."""
         self._last_load = w.WorkerMessage(load=load).SerializeToString()
         for queue in self._routers.values():
             queue.put(self._last_load, may_wait=True)
@@ -177,7 +177,7 @@ class WorkerService:
 
     @staticmethod
     def _replace(queues: dict[str, OutQueue], name: str, queue: OutQueue) -> bool:
-        """A newer stream of the same peer supersedes the older one; whether there was one."""
+        """Replace the older stream of the same peer by a newer one; True if there was one."""
         older = queues.get(name)
         queues[name] = queue
         if older is not None:

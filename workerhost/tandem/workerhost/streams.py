@@ -23,7 +23,7 @@ CLOSED = "its control channel closed"
 
 
 def peer_hello(info: w.WorkerInfo, peer_incarnation: int) -> w.PeerHello:
-    """How this worker opens, or answers on, a control channel with that incarnation of the peer."""
+    """Hello with which this worker opens, or answers on, a control channel with that incarnation of the peer."""
     return w.PeerHello(
         worker=info.worker,
         incarnation=info.incarnation,
@@ -45,10 +45,10 @@ async def run_stream(
     out: Any,
     join: Callable[[Sequence[bytes]], Iterable[bytes]] = iter,
 ) -> str:
-    """Read `incoming` into `handle`, and what `queue` gives, as `join` puts it, into `out.write`, until either end
-    leaves, falls silent or takes nothing. Closes the queue; returns why it ended.
+    """Pass `incoming` to `handle`, and messages of `queue`, joined by `join`, to `out.write`, until either end leaves,
+    falls silent or takes nothing. Closes the queue; returns why it ended.
 
-    Timeouts, not `wait_for`: that one forgets a cancellation if what it waits for comes in the same turn of the loop.
+    Timeouts, not `wait_for`: that one loses a cancellation if its result comes in the same turn of the loop.
     """
     ends: list[str] = []
 

@@ -16,7 +16,7 @@ from tandem.workerhost.rank_watch import WATCH_EVERY_S
 
 _log = logging.getLogger(__name__)
 WRITE_STACKS_S = 0.3
-"""For a rank that hangs to write what it does, before it is killed."""
+"""Time for a hanging rank to write its stacks, before it is killed."""
 
 
 class Watchdog:
@@ -30,7 +30,7 @@ class Watchdog:
         self._stalls = 0
 
     def counters(self) -> dict[str, float]:
-        """By the keys of a load report."""
+        """Counters by the keys of a load report."""
         return {names.counter_key(names.STEP_STALLS): float(self._stalls)}
 
     async def run(self) -> NoReturn:
