@@ -100,7 +100,7 @@ class ProofChecker:
         meant, sent_s, nonce = words[0], int(words[1]) / 1000, words[2]
         if target is not None and meant != target:
             return Refusal(Refused.ELSEWHERE, f"the call was meant for {meant}, this is {target}")
-        # Remembered first: what is refused because a clock is ahead would be timely when it is sent again later.
+        # Remembered first: a proof refused because a clock is ahead would be timely when sent again later.
         why = self._remember(nonce, sent_s + WINDOW_S) or self._untimely(sent_s)
         return Refusal(Refused.STALE, why) if why else None
 
@@ -124,7 +124,7 @@ class ProofChecker:
                 self._seen.discard(heappop(self._ages)[1])
             if nonce in self._seen:
                 return "the call's proof was used before"
-            if until_s <= now_s:  # too old to be taken at any time
+            if until_s <= now_s:  # too old to be accepted at any time
                 return ""
             if len(self._seen) >= MAX_REMEMBERED:
                 return f"more than {MAX_REMEMBERED} calls came within {2 * WINDOW_S:g} s"

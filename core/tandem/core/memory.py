@@ -60,5 +60,5 @@ def use_huge_pages() -> None:
             start, end = int(place["start"], 16), int(place["end"], 16)
             first, last = -(-start // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES, end // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
             if first < last and 2 * 1024 * int(place["own_kb"]) >= end - start:
-                with suppress(OSError):  # one that changes meanwhile; the others are none the worse
+                with suppress(OSError):  # a page may change meanwhile; the others are unaffected
                     madvise(first, last, MADV_COLLAPSE)

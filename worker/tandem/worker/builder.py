@@ -171,7 +171,7 @@ def _info(config: WorkerConfig, shell: Shell) -> w.WorkerInfo:
         max_model_len=engine.max_model_len,
         vocab_size=engine.vocab_size,
         num_blocks=[ledger.num_blocks for ledger in engine.ledgers],
-        token_kv_bytes=KVLayout(groups=engine.layout.groups).token_bytes(),  # what a transfer moves, whatever the TP
+        token_kv_bytes=KVLayout(groups=engine.layout.groups).token_bytes(),  # bytes that a transfer moves, for any TP
         transports=shell.profile.transports,
         protocol=STREAM_VERSION,
         eos_token_ids=engine.eos_token_ids,

@@ -86,7 +86,7 @@ class Follower:
         self._held: deque[Push | Finish] = deque()  # wait for the lease
         self._incarnation = Incarnation(0)
         self._is_stopping = False
-        self._batch: StepBatch | None = None  # that is computed now
+        self._batch: StepBatch | None = None  # being computed now
         self._counters: dict[str, int] = {}
         self._counters_s = 0.0
         self._links: tuple[LinkInfo, ...] = ()

@@ -71,7 +71,7 @@ class GroupReceiver:
         self._tally.forget(transfer)
 
     def revoke(self, transfer: TransferId) -> bool:
-        """If no byte came to this rank. A follower that has some by then drops the rest without an event."""
+        """If no byte came to this rank. A follower that has some by then drops the rest just as quietly."""
         if not self._local.revoke(transfer):
             return False
         self._followers.broadcast(Revoke(transfer))

@@ -114,7 +114,7 @@ def _that_fit(links: Iterable[LinkInfo]) -> Iterator[w.LinkReport]:
     """The first links, as many as one report holds: a worker of a large cluster has thousands."""
     left = MAX_LINKS_BYTES
     for message in map(link_to_wire, links):
-        left -= message.ByteSize() + 8  # what protobuf adds around a row
+        left -= message.ByteSize() + 8  # overhead of protobuf for a row
         if left < 0:
             return
         yield message

@@ -55,7 +55,7 @@ class Inbox:
         for data in self.ring.read_all():
             try:
                 items.append(e.HostToRank.FromString(data))
-            except DecodeError:  # the host has read it; but not as deep in other messages as it lies here
+            except DecodeError:  # the host has parsed it; but it is nested deeper here than there
                 event(_log, "message cannot be read", logging.WARNING, bytes=len(data))
         return items
 

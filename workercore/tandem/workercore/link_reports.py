@@ -24,7 +24,7 @@ class LinkNews:
             return
         for speed in self._shell.speeds.take_news():
             self._shell.outbox.put(e.RankToHost(link_measured=speed_to_wire(speed)))
-            self._looked_s = float("-inf")  # there is a new link to be shown
+            self._looked_s = float("-inf")  # a new link is to be shown
 
     def learn(self, message: e.LinkSpeeds) -> None:
         """Take in what others measured from this host."""

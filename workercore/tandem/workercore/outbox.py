@@ -44,7 +44,7 @@ class Outbox:
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
         self._send = send
-        self._tokens: dict[RouterId, e.RankToHost] = {}  # as they will be sent: what is wrapped later is copied
+        self._tokens: dict[RouterId, e.RankToHost] = {}  # in the form in which they are sent, so without a copy
         self._unsent: list[Unsent] = []
 
     def token(
@@ -115,7 +115,7 @@ class Outbox:
 
     def _drop(self, message: e.RankToHost, error: MessageTooLargeError) -> None:
         parts = _parts(message.router.message.tokens)
-        if len(parts) > 1:  # each on its own: only what is too large by itself is lost
+        if len(parts) > 1:  # each on its own: only parts that are too large by themselves are lost
             for part in parts:
                 self.to_router(RouterId(message.router.router), w.WorkerMessage(tokens=part))
             return

@@ -199,12 +199,12 @@ class Fetching:
             attempt=fetch.tracked.attempt,
             requester_incarnation=self._shell.incarnation,
             holder_incarnation=fetch.peer_incarnation,
-            tokens=fetch.tokens[: fetch.source.tokens],  # the holder's blocks need not be as ours
+            tokens=fetch.tokens[: fetch.source.tokens],  # the holder's blocks may have another size
             have_tokens=max(own_blocks, needless) * self._block_tokens,
             salt=fetch.tracked.salt,
             lossy=fetch.source.lossy,
             profile=self._profile,
-            # What a prefill worker hands over must be exact, so what it computes upon must be.
+            # A prefill worker's hand-over must be exact, so its input must be.
             codecs=self._shell.profile.codecs if fetch.message.leg == w.LEG_FULL else (),
         )
         self._fetches[fetch.transfer] = fetch

@@ -325,7 +325,7 @@ class StepLoop:
             else:
                 self._deferred.append(item)
         hook = self._role.layer_hook
-        if hook is not None and self._has_lease():  # what is not pushed now goes with the next chunk, or never
+        if hook is not None and self._has_lease():  # layers not pushed now go with the next chunk, or never
             hook(slices, first_layer, last_layer)
 
     def _step(self) -> bool:
@@ -370,7 +370,7 @@ class StepLoop:
 
     def _publish(self) -> None:
         events = self._shell.engine.take_block_events()
-        for first in range(0, len(events), MAX_EVENTS):  # a pool that is evicted at once would not fit the ring
+        for first in range(0, len(events), MAX_EVENTS):  # a pool evicted all at once would not fit the ring
             part = events[first : first + MAX_EVENTS]
             message = e.BlockEvents(
                 events=[e.BlockEvent(group=b.group, hash=b.hash, is_removed=not b.is_stored) for b in part]

@@ -95,7 +95,7 @@ class Steering:
     def uncordon(self) -> None:
         """Take work again; a change of role that still drains is cancelled."""
         self._is_cordoned, self._target = False, None
-        if self._state is not WorkerState.FLIPPING:  # that ends in a moment, and ready
+        if self._state is not WorkerState.FLIPPING:  # a flip ends in a moment, and in READY
             self._enter(WorkerState.READY)
         self._wished.set()
 
@@ -202,7 +202,7 @@ class Steering:
         if self._clock.now_s() >= self._hand_back_s and not self._is_handing_back:
             self._is_handing_back = True
             self._say()
-        sequence, is_heard = self._sequence, self._worker.is_state_heard  # before rank 0 is asked, behind what was sent
+        sequence, is_heard = self._sequence, self._worker.is_state_heard  # before the query behind earlier messages
         looked = await self._ask()
         if sequence != self._sequence:  # it took work in between
             return 0.0
@@ -220,7 +220,7 @@ class Steering:
     async def _flip(self, role: RoleName) -> None:
         self._state = WorkerState.FLIPPING
         was_cordoned, self._is_cordoned = self._is_cordoned, False
-        self._is_handing_back, self._hand_back_s = False, math.inf  # what is wished from here on has its own deadline
+        self._is_handing_back, self._hand_back_s = False, math.inf  # later requests have deadlines of their own
         began_s = self._clock.now_s()
         try:
             async with asyncio.timeout(REGISTER_S):
@@ -229,7 +229,7 @@ class Steering:
             why = str(error) or f"the registry did not answer within {REGISTER_S:g} s"
             self._failure = f"it could not be registered as {role.value}: {why}"
             event(_log, "role not changed", logging.WARNING, role=role, why=why)
-            self._state = WorkerState.DRAINING  # as routers know it
+            self._state = WorkerState.DRAINING  # the state that routers know
             self._is_cordoned = self._is_cordoned or was_cordoned
         else:
             await self._ask()  # behind the message that gives rank 0 its role

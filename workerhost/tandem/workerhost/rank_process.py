@@ -69,7 +69,7 @@ class RankProcess:
             *self._arguments,
             pass_fds=(*own, *self._descriptors),
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=sys.stderr.fileno(),  # ours speaks to the launcher
+            stdout=sys.stderr.fileno(),  # this process's stdout goes to the launcher
         )
         asyncio.get_running_loop().add_reader(self._reader.filled, self.drain)
 

@@ -45,7 +45,7 @@ class WorkerService:
         self._peers: dict[str, OutQueue] = {}
         self._last_load = w.WorkerMessage(load=w.LoadReport()).SerializeToString()
         self._state_sequence = 0
-        self._heard: dict[str, int] = {}  # what each router has acknowledged of it
+        self._heard: dict[str, int] = {}  # state acknowledged by each router
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register both methods at a server."""

@@ -43,7 +43,7 @@ class BlockTable:
         self._masks: dict[int, int] = {}  # equal masks share one object: less memory, fewer cache misses
         self._mask_bytes = 0  # of one that may stand in a single entry
         self._unchecked = 0
-        self._bounded = 0  # which dictionaries were kept to their bound last
+        self._bounded = 0  # dictionaries that were kept to their bound last
         self.evicted = 0
 
     @property

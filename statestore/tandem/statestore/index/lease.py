@@ -31,8 +31,8 @@ NO_INCARNATION: Final = b"0"
 _QUICK_S: Final = BEAT_S / 5
 """An answer within this time gives the server's present clock; a slower one may be an old one."""
 
-# What is written first takes no memory, so a Redis that is full lets the rest pass (see whenfull).
-# Every script answers with the time of the server in ms: as it is if it did what was asked, negative if the lease was
+# The first write takes no memory, so a full Redis lets the rest pass (see when_full).
+# Every script answers with the time of the server in ms: positive if it did its work, negative if the lease was
 # over by then (ARGV[1], in ms; 0 = no limit). 0: another incarnation holds the lease, or none.
 _NOW = """
 local time = redis.call('TIME')
@@ -91,7 +91,7 @@ class _Lease:
     ) -> None:
         self._redis: Any = redis  # its stubs mix plain and awaitable results
         self._clock, self._held_until = clock or MonotonicClock(), held_until
-        self._ahead_s: float | None = None  # the server's clock, before ours; rather less than it is
+        self._ahead_s: float | None = None  # the server's clock minus ours; rather less than the true value
         self.counters = LeaseCounters()
         self._keys, self._kind, self._lease_s = keys, kind, lease_s
         self._record: Record | None = None
@@ -128,7 +128,7 @@ class _Lease:
             is_held = await self._ask(
                 self._beat, key, self.deadline_ms, record.incarnation, self._lease_ms, *published, over=redis
             )
-            if is_held:  # the set of members may have been flushed or forgot us
+            if is_held:  # the set of members may have been flushed, or have forgotten this one
                 with suppress(OutOfMemoryError):
                     await self._enrol(keys=[self._keys.members(self._kind)], args=[record.member], client=redis)
         except OUTAGE as error:
@@ -159,7 +159,7 @@ class _Lease:
         return answer > 0
 
     def _learn(self, server_s: float, asked_s: float) -> None:
-        """Take in the server's clock, read at some moment since `asked_s`, now at the latest."""
+        """Take in the server's clock, which was read between `asked_s` and now."""
         now_s = self._clock.now_s()
         ahead_s = server_s - now_s
         if self._ahead_s is None or now_s - asked_s < _QUICK_S or ahead_s > self._ahead_s:

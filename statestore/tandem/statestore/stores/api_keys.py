@@ -80,7 +80,7 @@ class ApiKeyStore:
     async def all(self) -> list[ApiKey]:
         """Every key, the oldest first. Unreadable and revoked ones are left out: such a key opens nothing."""
         try:
-            async with self._redis.pipeline(transaction=False) as pipeline:  # revoked in between is revoked
+            async with self._redis.pipeline(transaction=False) as pipeline:  # a key revoked in between stays revoked
                 pipeline.hgetall(self._hash)
                 pipeline.zrange(self._revoked, 0, -1)
                 rows, revoked = await pipeline.execute()
@@ -124,7 +124,7 @@ async def _confirm(one: Any, key_id: str) -> None:
     try:
         replicas = int((await one.info("replication")).get("connected_slaves", 0))
         is_there = not replicas or bool(await one.wait(1, milliseconds))
-        local, _ = await one.execute_command("WAITAOF", 1, 0, milliseconds)  # servers before 7.2 know no such thing
+        local, _ = await one.execute_command("WAITAOF", 1, 0, milliseconds)  # not in servers before 7.2
         why = "" if local and is_there else "not within the time given"
     except ResponseError as error:
         why = str(error)

@@ -58,7 +58,7 @@ return 1
 
 # KEYS: batches, open, the tenant's batches, due, the tenant's open batches, charges, sums. ARGV: id, "1 JSON", second
 # of creation, tenant, bytes of its input, most open batches and bytes of the tenant, how many batches of it are kept.
-# What the set of its open batches has that is not open was ended by a router of an older release.
+# Entries in the set of its open batches that are not open were ended by a router of an older release.
 _OPEN = f"""{USAGE_LUA}
 if redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] then return 1 end
 local stale, count = {{}}, 0
