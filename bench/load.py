@@ -1,6 +1,6 @@
 """Loads for a whole cluster: greedy completions of token ids, sent open-loop. Not a benchmark itself.
 
-How they are sent and timed is `clusterctl bench`'s: tandem.clusterctl.loadgen.client.
+They are sent and timed by the code of `clusterctl bench`: tandem.clusterctl.loadgen.client.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ async def ask(
 
 
 async def offer(api: str, plan: Sequence[Due], timeout_s: float) -> list[Answer]:
-    """Send every request when it is due; their answers, in the order of the plan."""
+    """Send every request when it is due; returns their answers, in the order of the plan."""
     return await send_all(Target.of(api), plan, timeout_s)
 
 

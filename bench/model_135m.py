@@ -14,12 +14,12 @@ SHAPE = RandomModel(
 
 
 def folder() -> Path:
-    """Where it lies; made if it is not there."""
+    """The model's folder; made if it is missing."""
     return made(SHAPE, "bench-135m")
 
 
 def made(shape: RandomModel, name: str) -> Path:
-    """The folder `name` in the cache with a model of that shape; made if it is not there."""
+    """The folder `name` in the cache with a model of that shape; made if it is missing."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tandem" / name
     if not (cache / "complete").exists():
         make_random_model(shape, cache)

@@ -14,5 +14,5 @@ SHAPE = RandomModel(
 
 
 def folder() -> Path:
-    """Where it lies (2.2 GB); made if it is not there."""
+    """The model's folder (2.2 GB); made if it is missing."""
     return made(SHAPE, "bench-1b")

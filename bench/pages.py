@@ -1,4 +1,4 @@
-"""The text that prompts are cut from: pages of this project's documentation as they once were, so that figures of two
+"""The text that prompts are cut from: a fixed copy of pages of this project's documentation, so that figures of two
 commits are about the same words. Not a benchmark itself."""
 
 from __future__ import annotations

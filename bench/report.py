@@ -73,7 +73,7 @@ def write(name: str, rows: Sequence[Row], out: Path, **more: Any) -> None:
 
 
 def replace_text(out: Path, text: str) -> None:
-    """Write a file at once or not at all; its folder is made."""
+    """Write a file atomically; its folder is made."""
     out.parent.mkdir(parents=True, exist_ok=True)
     draft = out.with_name(f".{out.name}.{os.getpid()}")
     draft.write_text(text)
@@ -91,10 +91,10 @@ def kept(out: Path | None, load: Mapping[str, Any]) -> list[Row]:
 
 
 def rows_in(record: Mapping[str, Any]) -> list[Row]:
-    """Of a file that `write` made."""
+    """Rows of a file that `write` made."""
     return [Row(**{field.name: row[field.name] for field in fields(Row)}) for row in record["rows"]]
 
 
 def quantile(values: Sequence[float], percent: int) -> float:
-    """Between neighbours where it falls between them; of a single value that value."""
+    """The quantile, interpolated between neighbours; of a single value that value."""
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1] if len(values) > 1 else values[0]

@@ -67,7 +67,7 @@ def measured(
 
 
 def moves(transport: str) -> list[dict[str, Any]]:
-    """Transfers between two processes, from opening to the news that all is verified; the median of each length."""
+    """Transfers between two processes, from opening to the notice that all is verified; the median of each length."""
     rows = []
     with pair(transport, spec="135m") as both:
         for blocks in MOVED_BLOCKS:

@@ -17,12 +17,12 @@ from tandem.kernels.packed_linear import PackedLinear
 SOURCE = Path(__file__).with_name("read.c")
 _BYTES = 512 << 20
 _TIMES = 8
-"""So often it is read at once: a thread that has just been woken may share a core for milliseconds."""
+"""Number of reads at once: a thread that has just been woken may share a core for milliseconds."""
 _PAGE = 2 << 20
 _SIDE = 4096
-"""Of the square weight; 67 MB in bfloat16, as many rows meet it."""
+"""Side of the square weight: 67 MB in bfloat16, multiplied by as many rows."""
 _PRODUCTS = 2
-"""So many are timed, behind one that has memory for results brought in."""
+"""Number of timed products, behind one that brings in memory for results."""
 
 
 class ReadBandwidth:

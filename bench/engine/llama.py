@@ -1,6 +1,6 @@
 """The same steps by llama.cpp in bfloat16, where `llama-cpp-python` and `gguf` are installed (pip compiles the first).
 
-For speed alone: weights are a checkpoint's own, but heads stay in its order, so that answers would be others.
+For speed alone: weights are a checkpoint's own, but heads stay in its order, so that answers would differ.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _step(library: Any, loaded: Any, shape: Shape) -> Callable[[], None]:
     memory = library.llama_get_memory(running)
 
     def decode(tokens: list[tuple[int, int]]) -> None:
-        """Of (sequence, position), with the logits of each sequence's last."""
+        """Decode of (sequence, position), with the logits of each sequence's last."""
         batch = library.llama_batch_init(len(tokens), 0, 1)
         batch.n_tokens = len(tokens)
         for place, (sequence, position) in enumerate(tokens):

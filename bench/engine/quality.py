@@ -24,7 +24,7 @@ PRECISIONS = (
 )  # fmt: skip
 """Name, compute dtype and quantisation."""
 WINDOW = 512
-"""Tokens of a text, as the model's card has its held-out loss."""
+"""Tokens of a text, as in the held-out loss of the model's card."""
 _CASE = "bundled"
 
 
@@ -68,7 +68,7 @@ def heldout() -> list[list[int]]:
 
 
 def picture(rows: Sequence[Row], speeds: Sequence[tuple[str, dict[str, float]]], path: Path) -> None:
-    """Perplexity of the bundled model over the speed of others, one panel for each of `speeds`: what it is and tokens a
+    """Perplexity of the bundled model over the speed of others, one panel for each of `speeds`: its name and tokens a
     second by precision. Raises OSError."""
     from matplotlib.figure import Figure  # draws into files and needs no display
 

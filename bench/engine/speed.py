@@ -1,4 +1,4 @@
-"""How near a model's steps come to the machine: decode and prefill beside read bandwidth, GEMM peak and transformers.
+"""Utilization of the machine by a model's steps: decode and prefill beside read bandwidth, GEMM peak and transformers.
 
 Everything is measured in turns, round by round, so that a machine that gets slower does so for all; medians of rounds.
 """
@@ -26,12 +26,12 @@ from tandem.engine.runner import ModelRunner
 BATCHES, PROMPTS, CONTEXT = (1, 8, 32), (512, 2048), 256
 QUANTISED = ("int8", "int4")
 _STEP_S = 0.3
-"""Of one round of one case; at least one step."""
+"""Seconds of one round of one case; at least one step."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Case:
-    """A step, how many tokens it makes or takes, and the seconds of each round."""
+    """A step, the number of tokens it makes or takes, and the seconds of each round."""
 
     shape: Shape
     step: Callable[[], object]
@@ -150,7 +150,7 @@ def _compared(name: str, ours: Sequence[Case], theirs: Sequence[Case], whose: st
 def _quantised_rows(
     name: str, kind: str, cases: Sequence[Case], plain: Sequence[Case], work: ModelWork, bandwidth: float
 ) -> Iterator[Row]:
-    """`work` is of the smaller weights."""
+    """Rows of quantised weights; `work` is that of the smaller weights."""
     for case, other in zip(cases, plain, strict=True):
         what, speeds = f"{kind} {_words(case.shape)}", [one.tokens / one.median_s for one in (case, other)]
         if case.shape.batch:

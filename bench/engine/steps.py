@@ -41,7 +41,7 @@ class Shape:
         return "prefill_steps" if self.tokens else "decode_steps"
 
     def row(self, seconds: float) -> dict[str, Any]:
-        """As `tandem.controlplane.simulator.fit_measurements` takes it."""
+        """In the form of `tandem.controlplane.simulator.fit_measurements`."""
         chunk = {"tokens": self.tokens, "context": self.context} if self.tokens else {}
         if not self.batch:
             return {**chunk, "s": seconds}
@@ -65,7 +65,7 @@ def longest(every: Sequence[Shape]) -> int:
 
 
 def blocks_needed(every: Sequence[Shape], block_tokens: int) -> int:
-    """Blocks of a pool in which each of them fits by itself."""
+    """Blocks of a pool that has room for each of them by itself."""
     return max(
         -(-(one.tokens + one.context) // block_tokens) + one.batch * -(-one.batch_context // block_tokens)
         for one in every
@@ -73,7 +73,8 @@ def blocks_needed(every: Sequence[Shape], block_tokens: int) -> int:
 
 
 def measure(runner: ModelRunner, shape: Shape) -> float:
-    """Median seconds of such a step with its greedy tokens; on a CPU of thread time, which others disturb little."""
+    """Median seconds of such a step with its greedy tokens; on a CPU in thread time, which other load disturbs
+    little."""
     batch = batch_of(runner, shape)
     rows = [SampleRow(row=place, index=0, sampling=_GREEDY) for place in range(len(batch.logit_rows))]
     is_cuda = runner.device.type == "cuda"
@@ -111,10 +112,10 @@ def batch_of(runner: ModelRunner, shape: Shape) -> StepBatch:
 
 
 def _some(values: Sequence[int]) -> Sequence[int]:
-    """The second and the last but one, where there are so many."""
+    """The second and the last but one, if there are so many."""
     return sorted({values[min(1, len(values) - 1)], values[max(0, len(values) - 2)]})
 
 
 def one_thread() -> None:
-    """As a worker with `threads = 1`."""
+    """Use one thread, as a worker with `threads = 1`."""
     torch.set_num_threads(1)

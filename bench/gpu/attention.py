@@ -29,9 +29,9 @@ BATCHES = (1, 8, 16, 32, 64, 128)
 CONTEXTS = (1024, 4096, 16384, 65536)
 EXTEND = [(512, 512), (2048, 2048), (8192, 8192), (512, 8192), (2048, 32768)]
 _CACHE_BYTES = 512 << 20
-"""Walked through before anything is read again; several times the last-level cache of any device in use."""
+"""Bytes walked through before anything is read again: several times the last-level cache of any device in use."""
 _MOST_LAYER_BYTES = 12 << 30
-"""Of one layer: two of them and a copy's buffers fit into 80 GB. Larger cases are left out."""
+"""Limit of one layer: two of them and a copy's buffers fit into 80 GB. Larger cases are left out."""
 
 
 def cases(device: torch.device, *, rehearsal: bool) -> Iterator[Case]:

@@ -35,7 +35,7 @@ EXTEND = [(1, 1), (5, 5), (64, 64), (65, 65), (129, 129), (200, 7), (1000, 300),
 
 
 def cases(device: torch.device, *, rehearsal: bool) -> Iterator[Case]:
-    """Names and bodies; a rehearsal keeps the shapes that an interpreter can bear."""
+    """Names and bodies of cases; a rehearsal keeps the shapes that an interpreter can run."""
     for dtype in [torch.float32] if rehearsal else list(TOLERANCES):
         name = str(dtype).removeprefix("torch.")
         for heads in HEADS[2:3] if rehearsal else HEADS:

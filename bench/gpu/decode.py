@@ -26,7 +26,7 @@ PREFILL_TOKENS = (2048, 8192)
 
 
 def cases(device: torch.device, *, rehearsal: bool) -> Iterator[Case]:
-    """One case a model, for its weights are drawn once."""
+    """One case a model, as its weights are drawn once."""
     for name, shape in {"tiny": REHEARSAL}.items() if rehearsal else SHAPES.items():
         yield f"model {name}", partial(_model, device=device, name=name, shape=shape, rehearsal=rehearsal)
 

@@ -15,15 +15,16 @@ from tandem.kernels.expert_mlp import ExpertWeights, Gate, expert_mlp
 
 Case = tuple[str, Callable[[Report], None]]
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 1.2e-2, torch.bfloat16: 1e-1}
-"""Of answers up to 8 or so: two or three units in the last place of the largest, for answer and sum are rounded."""
+"""Tolerance for answers up to 8 or so: two or three units in the last place of the largest, as answer and sum are
+rounded."""
 BATCHES = (1, 16, 64, 256, 4096)
 _CHOICES = 8
-"""Different choices of a batch that are walked through: one token's experts fit the cache of a device."""
+"""Different choices of a batch that are cycled through: one token's experts fit the cache of a device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Of a layer; `is_clamped` experts have biases, too."""
+    """Shape of a layer; `is_clamped` experts have biases, too."""
 
     count: int
     per_token: int
@@ -73,7 +74,7 @@ def correctness(device: torch.device, *, rehearsal: bool) -> Iterator[Case]:
 
 
 def speed(device: torch.device, *, rehearsal: bool) -> Iterator[Case]:
-    """One case a shape, for its weights are drawn once."""
+    """One case a shape, as its weights are drawn once."""
     for name, shape in {"tiny": REHEARSAL}.items() if rehearsal else SHAPES.items():
         batches = (2,) if rehearsal else BATCHES
         yield f"experts {name}", partial(_speed, name=f"experts {name}", device=device, shape=shape, batches=batches)

@@ -38,7 +38,7 @@ def correctness(device: torch.device, *, rehearsal: bool) -> Iterator[Case]:
 
 
 def speed(device: torch.device, *, rehearsal: bool) -> Iterator[Case]:
-    """Steps of the engine itself, with the sampler; the difference to what the device computes is the host's."""
+    """Steps of the engine itself, with the sampler; the difference to the device's time is the host's."""
     yield "host gap", partial(_gap, device=device, rehearsal=rehearsal)
 
 
@@ -68,7 +68,7 @@ def _runner(folder: Path, device: torch.device, *, has_graphs: bool) -> ModelRun
 
 @contextmanager
 def _triton_in(device: torch.device) -> Iterator[None]:
-    """In a rehearsal the engine, too, goes through the kernels."""
+    """In a rehearsal the engine, too, uses the Triton kernels."""
     before = backend.use(backend.TRITON if device.type == "cpu" else backend.AUTO)
     try:
         yield

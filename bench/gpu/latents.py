@@ -23,7 +23,7 @@ RANK, WIDTH = 512, 576
 HEADS = (16, 128)
 BATCHES, CONTEXTS = (1, 16, 64), (1024, 4096, 16384)
 _CACHE_BYTES = 512 << 20
-"""Walked through before anything is read again; several times the last-level cache of any device in use."""
+"""Bytes walked through before anything is read again: several times the last-level cache of any device in use."""
 
 
 def correctness(device: torch.device, *, rehearsal: bool) -> Iterator[Case]:

@@ -11,7 +11,7 @@ import torch
 
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """Names and versions that a number means nothing without."""
+    """Names and versions, without which a number means nothing."""
     import triton
 
     facts: dict[str, Any] = {

@@ -68,7 +68,7 @@ class Decoder:
         self.inverse_frequencies = 10000.0 ** (-torch.arange(0, heads.width, 2, device=device) / heads.width)
 
     def weight_bytes(self) -> int:
-        """Bytes of weights that a step reads whatever its batch."""
+        """Bytes of weights that a step of any batch reads."""
         matrices = [*self.qkv, *self.out, *self.gate_up, *self.down, self.head]
         return sum(matrix.numel() * matrix.element_size() for matrix in matrices)
 

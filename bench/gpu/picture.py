@@ -1,4 +1,4 @@
-"""One picture of a result file: what each case reached of what the device could do. Made on any machine."""
+"""One picture of a result file: each case's share of the device's limit. Made on any machine."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 from bench.report import Row, rows_in
 
 _GROUPS = {"decode ": "decode attention", "extend ": "extend attention", "model ": "whole model", "": "all else"}
-"""How cases begin, and the panel that they are in."""
+"""Prefixes of cases, and their panels."""
 _SPEEDS = ("GB/s", "TFLOP/s", "tokens/s")
 
 
 def draw(result: Path, picture: Path) -> int:
-    """Draw every speed that has a limit; the format is the suffix of `picture`. Returns how many there were.
+    """Draw every speed that has a limit; the format is the suffix of `picture`. Returns their number.
 
     Raises ValueError for a result without any: where there was no device nothing is claimed.
     """

@@ -1,4 +1,4 @@
-"""The result file of a run, written after every case so that a run can be broken off and taken up again."""
+"""The result file of a run, written after every case so that a stopped run can continue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bench.report import commit as current_commit
 class Report:
     """Rows and the names of the cases that are done. `device`: names and versions, the device's own as `device`.
 
-    For errors the limit is a tolerance and a ratio above 1 is a failure; for speeds it is what the device could do.
+    For errors the limit is a tolerance and a ratio above 1 is a failure; for speeds it is the device's.
     """
 
     path: Path

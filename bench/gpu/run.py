@@ -93,7 +93,7 @@ def _list(parts: list[str], rehearsal: bool) -> int:
 
 
 def _cases(part: str, device: torch.device, rehearsal: bool) -> Iterator[tuple[str, Callable[[Report], None]]]:
-    """Names and bodies; nothing is computed before a body runs."""
+    """Names and bodies of cases; nothing is computed before a body runs."""
     from bench.gpu import attention, correctness, decode, experts, families, latents, small_kernels, transfer
 
     if part == "machine":

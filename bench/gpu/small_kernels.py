@@ -17,7 +17,7 @@ from tandem.kernels.silu_mul import silu_mul
 
 Case = tuple[str, Callable[[Report], None]]
 TOLERANCES = {torch.float32: 4e-6, torch.float16: 8e-3, torch.bfloat16: 6e-2}
-"""A unit in the last place, or two, of the largest numbers that these make of unit variance."""
+"""A unit in the last place, or two, of the largest results for inputs of unit variance."""
 WIDTHS = [(1, 16), (3, 576), (300, 1023), (64, 5120)]
 ROWS = (1, 64, 2048)
 VOCAB = 151_936
@@ -65,7 +65,7 @@ def _rows(
 
 
 def _norm(x: Tensor, weight: Tensor, added: Tensor | None, backend: str) -> Tensor:
-    """The norm and, behind it, what became of x."""
+    """The norm and the changed x."""
     x = x.clone()
     return torch.cat((rms_norm(x, weight, 1e-6, added=added, backend=backend), x))
 
@@ -95,7 +95,7 @@ def _choose(report: Report, device: torch.device, rows: int, vocab: int) -> None
 
 
 def _speed(report: Report, device: torch.device, rows: int, width: int) -> None:
-    """Of a model of 8B: hidden 4,096, 40 heads of 128 that turn, 14,336 features."""
+    """Speeds for a model of 8B: hidden 4,096, 40 heads of 128 that turn, 14,336 features."""
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     x, added = torch.randn(2, rows, width, device=device, dtype=dtype)
     weight, gate_up = (

@@ -18,7 +18,7 @@ G0 = GroupId(0)
 SECRET = ClusterSecret(b"the secret of this measurement")
 WORKER, SENDER, RECEIVER = WorkerId("p0"), Incarnation(1), Incarnation(2)
 SPEC = KVGroupSpec(group=G0, layers=tuple(range(32)), planes=2, heads=8, width=128, block_tokens=16, dtype="bfloat16")
-"""An 8B model's: 2 MiB a block."""
+"""KV of an 8B model: 2 MiB a block."""
 
 
 def device_pool(blocks: int, device: torch.device, *, seed: int) -> tuple[DevicePool, Tensor]:
@@ -32,7 +32,7 @@ def device_pool(blocks: int, device: torch.device, *, seed: int) -> tuple[Device
 
 
 def ticket(number: int, blocks: int, endpoints: tuple[Endpoint, ...]) -> Ticket:
-    """For blocks 0 … `blocks` − 1, in place."""
+    """A ticket for blocks 0 … `blocks` − 1, in place."""
     return Ticket(
         transfer=TransferId(number), request=RequestId("r"), attempt=Attempt(1), sender=WORKER,
         sender_incarnation=SENDER, receiver=WorkerId("d0"), receiver_incarnation=RECEIVER,

@@ -26,9 +26,9 @@ from tandem.statestore.records import WorkerRecord
 from tools.waiting import wait_for_async
 
 PATIENCE_S = 600.0
-"""Of each part; it measures nothing."""
+"""Timeout of each part; it measures nothing."""
 CASES = ((4, 20_000), (64, 400_000), (512, 800_000))
-"""Blocks of an entry, and of all."""
+"""Blocks of an entry, and of all entries."""
 LEASE_S = 600.0
 
 

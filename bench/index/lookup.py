@@ -1,7 +1,7 @@
 """Time of one lookup in the replica's table, without Redis.
 
-Every worker holds a random leading part of every measured prompt (so bits drop on the way), or all of it ("deep").
-200 prompts take turns, which no cache holds; "hot" is one prompt again and again, as with a shared system prompt.
+Every worker holds a random leading part of every measured prompt (so bits drop on the way), or all of it ("deep"). 200
+prompts take turns, more than a cache holds; "hot" is one prompt again and again, as with a shared system prompt.
 "expected" is what a lookup among the prompts just sent adds to that: of each of them on one worker, all share half.
 """
 

@@ -1,4 +1,4 @@
-"""The same bytes without Tandem: what each transport is held against. Nothing is checked, nothing is scattered.
+"""The same bytes without Tandem, as each transport's baseline. Nothing is checked, nothing is scattered.
 
     shm    memcpy into a shared ring of four chunks and out of it; a counter for each side, read in a loop
     tcp    one socket, `sendall` of each chunk, `recv_into` the target memory

@@ -35,7 +35,7 @@ class Child:
         return self.answer()
 
     def begin(self, command: str, **fields: Any) -> None:
-        """Let it begin; `answer` takes the result."""
+        """Send a command without waiting; `answer` takes the result."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"command": command} | fields).encode() + b"\n")
         self._process.stdin.flush()
@@ -53,7 +53,7 @@ class Child:
         return decoded
 
     def close(self) -> None:
-        """End it: its input ends, and it if it does not follow that."""
+        """End it: close its input, then end the process if it does not follow."""
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 stream.close()

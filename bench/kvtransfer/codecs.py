@@ -1,4 +1,4 @@
-"""Wire codecs: how fast they are beside memcpy of the same plain bytes, and what they leave on the wire."""
+"""Wire codecs: speed beside memcpy of the same plain bytes, and bytes left on the wire."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class DecodingEnd(ReceiverEnd):
             self._engine.step()
 
     def decode(self, seconds: float) -> dict[str, Any]:
-        """Generate for so long: the gaps between tokens of every answer, and what a step does besides waiting."""
+        """Generate for so long; returns the gaps between tokens of every answer, and a step's time besides waiting."""
         gaps: list[float] = []
         end_s, used_s, before_s = time.monotonic() + seconds, time.thread_time(), time.monotonic()
         while before_s < end_s:

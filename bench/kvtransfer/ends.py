@@ -82,7 +82,7 @@ class ReceiverEnd:
         return {"processor_s": time.process_time()}
 
     def settle(self, count: int, blocks: int) -> dict[str, Any]:
-        """All are verified: when each was (monotonic), the checksum of the last one's blocks."""
+        """Wait until all are verified; returns when each was (monotonic), and the checksum of the last one's blocks."""
         verified: dict[int, float] = {}
         for _ in range(count):
             event = self._events.get(timeout=PATIENCE_S)
@@ -126,7 +126,7 @@ class SenderEnd:
         return {}
 
     def send(self, first: int, count: int, blocks: int, at_once: int, codec: str = "") -> dict[str, Any]:
-        """Seconds that all and that each took: from opening a transfer to the news that it is verified."""
+        """Seconds of all and of each: from opening a transfer to the notice that it is verified."""
         prepared = [self._prepared(number, blocks, codec) for number in range(first, first + count)]
         began: dict[int, float] = {}
         took: list[float] = []

@@ -1,4 +1,4 @@
-"""How much of a transfer shows: 2,048 tokens of the 135M shape, pushed by layer groups while they are computed.
+"""Exposed time of a transfer: 2,048 tokens of the 135M shape, pushed by layer groups while they are computed.
 
 *Exposed* is what remains until the receiver has verified everything, counted from when the last layer's KV is in the
 pool, and again from when the step has ended, with that layer's attention and the head behind it. *Whole* is the time

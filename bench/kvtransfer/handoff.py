@@ -20,7 +20,7 @@ TIMEOUT_S = 60.0
 
 
 def run(requests: int) -> list[Row]:
-    """Overhead, its parts, and what the client sees of it; `requests` for each number of clients."""
+    """Overhead, its parts, and the client's view of it; `requests` for each number of clients."""
     rows: list[Row] = []
     with running("--prefill", "1", "--decode", "1", "--disaggregation", "always") as cluster:
         _ask(cluster, 8, 16, 0)

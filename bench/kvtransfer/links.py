@@ -76,7 +76,7 @@ def _bare(both: Pair, size: int) -> float:
 
 
 def _cap(names: Sequence[str], cap: str, bytes_per_s: float | None) -> None:
-    """Hold both directions to `cap`; None takes the cap before it away."""
+    """Limit both directions to `cap`; None removes the cap before it."""
     for name in names:
         if bytes_per_s is None:
             _do("tc", "-n", name, "qdisc", "del", "dev", "veth0", "root")

@@ -24,7 +24,7 @@ BUNDLED = ROOT / "models" / "tandem-tiny"
 PROMPT, SCORED = 384, 64
 PASSAGES = 8
 Lossy = Callable[[memoryview, int], None]
-"""Changes a block's float32 numbers, in rows of so many, into what arrives."""
+"""Function from a block's float32 numbers, in rows of so many, to those that arrive."""
 
 
 def run() -> list[Row]:

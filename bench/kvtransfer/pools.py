@@ -14,7 +14,7 @@ from tandem.kvtransfer.ticket import Endpoint, GroupBlocks, Ticket
 SECRET = ClusterSecret(b"nothing but a benchmark")
 SENDER, RECEIVER = Incarnation(1), Incarnation(2)
 POOL_BYTES = 128 << 20
-"""Four times the largest cache that is common today, so that transfers come from memory and go to it."""
+"""Four times the largest cache that is common today, so that transfers read and write memory."""
 
 SQUARE = KVGroupSpec(
     group=GroupId(0), layers=tuple(range(4)), planes=2, heads=4, width=64, block_tokens=16, dtype="bfloat16"

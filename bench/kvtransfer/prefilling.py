@@ -1,8 +1,9 @@
-"""A prefill worker reduced to what a hand-over's timing depends on, in a process of its own: model, plan, sender.
+"""A prefill worker reduced to the parts that a hand-over's timing depends on, in a process of its own: model, plan,
+sender.
 
     python -m bench.kvtransfer.prefilling '{"transport": "shm", "model": "…", "tokens": 2048, …}'
 
-Chunks, layer groups and the plan of what may leave are the product's; scheduling, tickets and messages are left out.
+Chunks, layer groups and the push plan are the product's; scheduling, tickets and messages are left out.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class PrefillEnd:
         return {}
 
     def overlapped(self, number: int, is_pushed: bool = True) -> dict[str, Any]:
-        """Compute a prompt and push its layers as they come: when the last layer was computed (monotonic)."""
+        """Compute a prompt and push its layers as they come; returns when the last layer was computed (monotonic)."""
         ticket = self._ticket(number)
         plan = PushPlan(self._spec, self._tokens, 0)
         plan.open(0, self._spec.block_tokens)
@@ -85,7 +86,7 @@ class PrefillEnd:
         return {"started_s": started_s, "computed_s": computed_s, "sampled_s": sampled_s, "late_bytes": late_bytes}
 
     def afterwards(self, number: int) -> dict[str, Any]:
-        """Push the whole prompt that lies in the pool, with nothing else going on: when that began."""
+        """Push the whole prompt from the pool, with nothing else running; returns when that began."""
         ticket = self._ticket(number)
         plan = PushPlan(self._spec, self._tokens, 0)
         plan.open(0, self._spec.block_tokens)

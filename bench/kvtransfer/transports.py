@@ -1,9 +1,9 @@
 """Throughput and latency of every transport, pool to pool with checksums, beside the bare way of the same bytes.
 
-Processor time counts all threads of both processes; unlike the clock it hardly minds what else the machine does.
+Processor time counts all threads of both processes; unlike the clock it hardly depends on other load of the machine.
 Ours and the bare way take turns in the same two processes, many short batches each; figures are medians over batches
-(throughput) and quantiles over transfers (latency). A transfer lasts from its opening to the news that it is verified,
-a bare one from its first byte to the receiver's word.
+(throughput) and quantiles over transfers (latency). A transfer lasts from its opening to the notice that it is
+verified, a bare one from its first byte to the receiver's answer.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def measure(both: Pair, size: int, at_once: int, seconds: float, codec: str = ""
 
 
 def run(transports: Sequence[str], seconds: float, *, is_pinned: bool = False) -> list[Row]:
-    """All rows of these transports. `is_pinned`: P on the first core, D on the last, whatever the scheduler thinks."""
+    """All rows of these transports. `is_pinned`: P on the first core, D on the last, against the scheduler."""
     cores = sorted(os.sched_getaffinity(0))
     prefixes = [("taskset", "-c", str(core)) for core in (cores[0], cores[-1])] if is_pinned else ((), ())
     rows: list[Row] = []

@@ -120,7 +120,7 @@ def _keep(rows: Sequence[Row], out: Path | None, load: Mapping[str, Any]) -> Non
 
 
 def _played(arguments: argparse.Namespace, trace: Trace, base: Setup) -> Iterator[Row]:
-    """How fast the trace is played, and what `base` sustains, if that was asked for."""
+    """The trace's speed, and the rate that `base` sustains, if requested."""
     factor = arguments.scale
     if arguments.share:
         highest = highest_factor(lambda f: play(base, trace.scaled(f)).waiting_share, start=arguments.scale)

@@ -19,7 +19,7 @@ from tools.running_cluster import Cluster, running
 
 FLAGS = ("--prefill", "1", "--decode", "1", "--disaggregation", "always")
 LIMIT = 3.0
-"""Percent of all looks that one function of ours may have, outside the model's forward."""
+"""Limit in percent of all samples for one function of ours, outside the model's forward."""
 SHOWN = 8
 STREAMS = 32
 TIMEOUT_S = 120.0
@@ -70,7 +70,7 @@ def rate_of(answers: Sequence[Answer]) -> float:
 
 
 def processes_of(cluster: Cluster) -> dict[str, int]:
-    """By name: router, and of each worker its host and ranks."""
+    """Processes by name: router, and of each worker its host and ranks."""
     children = Path(f"/proc/{cluster.process.pid}/task/{cluster.process.pid}/children").read_text().split()
     (router,) = [pid for pid in children if b"tandem.router" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
     found = {"router": int(router)}
@@ -81,7 +81,7 @@ def processes_of(cluster: Cluster) -> dict[str, int]:
 
 
 def shares(case: str, seen: Mapping[str, Counter[str]]) -> list[Row]:
-    """Percent of all looks at which a thread of any process was busy."""
+    """Percent of all samples at which a thread of any process was busy."""
     total = sum(sum(counts.values()) for counts in seen.values())
     rows = [Row(case, f"busy in {name}", 100 * sum(counts.values()) / total, "%") for name, counts in seen.items()]
     every: Counter[str] = sum((Counter(counts) for counts in seen.values()), Counter())

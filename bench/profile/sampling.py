@@ -15,13 +15,13 @@ from sysconfig import get_path
 RATE_HZ = 200
 WAIT_S = 30.0
 FORWARD = "tandem/engine/models/"
-"""Whatever a function of these files calls is the model's forward, too."""
+"""Functions called by those of these files belong to the model's forward, too."""
 LIBRARIES = "libraries and the interpreter"
 MODEL = "the model's forward"
 
 
 def place_of(frame: str) -> str:
-    """The function of ours that a frame of py-spy, `name (path:line)`, stands in; LIBRARIES if it is none."""
+    """The function of ours that a frame of py-spy, `name (path:line)`, belongs to; LIBRARIES if there is none."""
     name, _, path = frame.partition(" (")
     path = path.partition(".py")[0]
     at = path.rfind("/tandem/")
@@ -31,9 +31,9 @@ def place_of(frame: str) -> str:
 
 
 def own_time(raw: str) -> Counter[str]:
-    """Looks by the innermost Python function, of py-spy's `raw` format: frames from outside in, and a count.
+    """Samples by the innermost Python function, of py-spy's `raw` format: frames from outside in, and a count.
 
-    What a function spends in native code that it calls is its own.
+    Time in native code counts for the calling function.
     """
     found: Counter[str] = Counter()
     for line in raw.splitlines():
@@ -77,7 +77,7 @@ def _spy(tool: str, pid: int, out: Path) -> subprocess.Popen[str]:
 
 
 def _end(spy: subprocess.Popen[str]) -> None:
-    """It writes what it has when it is interrupted."""
+    """End it by an interrupt, at which it writes its samples."""
     spy.send_signal(signal.SIGINT)
     try:
         spy.communicate(timeout=WAIT_S)

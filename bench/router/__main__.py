@@ -25,7 +25,7 @@ from tandem.router.tokenization.tokenizer import Tokenizer
 
 STEP_MS = 20.0
 LONG_STEP_MS = 10.0
-"""Of the workers that give long answers, so that as many run as ever will after five seconds."""
+"""Step time of the workers that give long answers, so that as many run as ever will after five seconds."""
 LIMITS_MS = {"1k ids": (2.5, 10.0), "1k text": (2.5, 10.0), "8k ids": (5.0, None), "8k text": (5.0, None)}
 """p50 and p99 of what the router adds to the first token, beyond tokenising."""
 LIMITS_8K_MS = 5.0
@@ -54,7 +54,8 @@ class Prompts:
 
 @dataclass(slots=True)
 class Seen:
-    """One load's answers with what the workers noted of them, in milliseconds, and what the router used meanwhile."""
+    """One load's answers with the workers' notes of them, in milliseconds, and the router's use of resources
+    meanwhile."""
 
     answers: Sequence[Answer]
     noted: dict[str, Any]
@@ -62,7 +63,7 @@ class Seen:
     wall_s: float
     router_wait_ms: float
     workers_wait_ms: float
-    """How long their main threads were ready before they ran, on average: neither has a core for itself alone."""
+    """Average time that their main threads were ready before they ran: neither has a core for itself alone."""
 
     def added_ms(self, kind: str) -> list[float]:
         """From sending a request to its first text at the client, less what the worker took."""
@@ -73,7 +74,7 @@ class Seen:
         return [1e3 * (arrived_s - a.sent_s) for a, arrived_s, _, _ in self._known(kind)]
 
     def late_ms(self) -> list[float]:
-        """By how much requests were sent later than they were due: the client's core had other work."""
+        """Delay of requests after they were due: the client's core had other work."""
         return [1e3 * (a.sent_s - a.due_s) for a in self.answers]
 
     def out_ms(self, kind: str) -> list[float]:
@@ -119,7 +120,7 @@ def long_answers(house: House, make: Make, rate: float, seconds: float, tokens: 
 
 
 def late(seen: Seen) -> float:
-    """Part of the workers' steps that came half a step late: beyond a few percent they are what is measured."""
+    """Share of the workers' steps that came half a step late: beyond a few percent they dominate the measurement."""
     return float(seen.noted["late_steps"]) / max(1, int(seen.noted["steps"]))
 
 

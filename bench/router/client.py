@@ -32,7 +32,7 @@ _EVENT, _END, _TAIL_BYTES = b"data: ", b"0\r\n\r\n", 1024
 
 @dataclass(slots=True)
 class Due:
-    """A request that is sent `at_s` seconds after the start, whatever became of those before."""
+    """A request that is sent `at_s` seconds after the start, independent of those before."""
 
     at_s: float
     kind: str
@@ -126,7 +126,7 @@ class Load:
         return sock
 
     def _came_s(self, about: Sequence[tuple[int, int, bytes]]) -> float:
-        """When the kernel got the last of what was read, on the monotonic clock."""
+        """When the kernel got the last bytes that were read, on the monotonic clock."""
         now_s = time.monotonic()
         for _, kind, data in about:
             if kind == _SO_TIMESTAMPNS:

@@ -28,7 +28,7 @@ CLUSTER = "bench"
 READY_S = 120.0
 SETTLE_S = 0.5
 _CORES = sorted(os.sched_getaffinity(0))
-"""Before this process was given one of them."""
+"""Cores before this process was pinned to one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Waits:
 
     @classmethod
     def of(cls, pid: int) -> Waits:
-        """So far, of a process' main thread."""
+        """The waits so far of a process' main thread."""
         _, waited_ns, times = Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()
         return cls(int(waited_ns), int(times))
 
@@ -83,7 +83,7 @@ class House:
         return cpu_s_of(self.router_pid)
 
     def waits(self) -> tuple[Waits, Waits]:
-        """Of the router's main thread, and of the one that plays the workers."""
+        """Waits of the router's main thread, and of the process that plays the workers."""
         return Waits.of(self.router_pid), Waits.of(self._scripted.pid)
 
 
@@ -157,7 +157,7 @@ def _scripted(stack: ExitStack, workers: int, step_ms: float, redis: str, secret
 
 @contextmanager
 def ended(process: subprocess.Popen[Any]) -> Iterator[Any]:
-    """Whatever happens in the block, the process has ended after it."""
+    """End the process after the block, in any case."""
     try:
         yield process
     finally:

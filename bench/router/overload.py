@@ -1,4 +1,4 @@
-"""How many streams a second this core serves, and what becomes of that when half or twice as many are offered."""
+"""Capacity of this core in streams a second, and the effect of half or twice as many offered."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from bench.report import Row
 from bench.router.client import Answer, Due, Load
 
 FIRST_RATE = 40.0
-"""Offered first, in streams a second."""
+"""First offered rate, in streams a second."""
 STEP = 1.35
-"""Between the rates that are tried."""
+"""Ratio between the rates that are tried."""
 KEEPS_UP = 0.97
-"""A target that serves this part of what is offered is below its capacity."""
+"""A target that serves this part of the offered streams is below its capacity."""
 WARM_S = 1.5
 
 Make = Callable[[], bytes]

@@ -126,7 +126,7 @@ class Worker:
             self._decode(first)
 
     def hand_over(self, request: str) -> None:
-        """Another worker has prefilled it."""
+        """Take over a request that another worker has prefilled."""
         self._handed_over.add(request)
         if request in self._announced:
             self._admit(request)
@@ -189,7 +189,7 @@ class Worker:
         loop.call_at(self._step_at_s, self._step)
 
     def _tell(self, sequences: list[Sequence], cached_tokens: int | None = None) -> None:
-        """The next token of each in one message."""
+        """Send the next token of each in one message."""
         chunks = []
         for one in sequences:
             index = one.next_index

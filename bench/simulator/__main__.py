@@ -25,7 +25,7 @@ from tandem.core.prefill_queue import QueueRules
 from tandem.router.routing.policies import create_policy
 
 AIM_S = 300.0
-"""For an hour of the Azure conversation trace on a thousand workers."""
+"""Target for an hour of the Azure conversation trace on a thousand workers."""
 REQUESTS = 20_000
 TENTH = 10
 
@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def _setup(prefill: int, decode: int) -> Setup:
-    """As a cluster is by default."""
+    """A cluster with default settings."""
     policy = create_policy(PolicyName.COST, Disaggregation.AUTO)
     return Setup(policy=policy, queue=QueueRules(), admission=AdmissionSection(), prefill=prefill, decode=decode)
 

@@ -46,7 +46,7 @@ def bare(model: Path) -> float:
 
 
 def warm(starts: int) -> list[Row]:
-    """Of one mixed worker, by its own words."""
+    """Starts of one mixed worker, by its own times."""
     models = {"bundled": BUNDLED, "1B": model_1b.folder()}
     found: dict[str, list[dict[str, float]]] = {name: [] for name in models}
     beside: dict[str, list[float]] = {name: [] for name in models}

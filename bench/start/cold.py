@@ -24,7 +24,7 @@ from tandem.core.errors import UnavailableError
 from tools.running_cluster import started, stop
 
 NOWHERE = "/proc/nowhere"
-"""Cannot be made, by root neither."""
+"""A path that cannot be created, not even by root."""
 COMPILES = "nothing compiled"
 """The only case in which a compiler runs."""
 READY_LIMIT_S = {"tiny": 6.0, "SmolLM2": 10.0}
@@ -59,7 +59,7 @@ def smollm2() -> Path | None:
 
 
 def cases(folder: Path) -> tuple[Case, ...]:
-    """All of them; what they need lies below `folder`, made anew."""
+    """All cases; their files lie below `folder`, made anew."""
     return (
         Case(name="warm"),
         Case(name="empty cache", has_new_cache=True),
@@ -87,13 +87,13 @@ def took(case: Case, model: Path | None) -> Took:
 
 
 def _cpu_s(pid: int) -> float:
-    """Of a process, its descendants and those of them that ended."""
+    """CPU seconds of a process, its descendants and those of them that ended."""
     up = psutil.Process(pid)
     return sum(sum(process.cpu_times()[:4]) for process in (up, *up.children(recursive=True)))
 
 
 def _with_wheel(folder: Path) -> str:
-    """Python of a new environment with Tandem's wheel alone; what it depends on it sees in this one's folder, by a path
+    """Python of a new environment with Tandem's wheel alone; its dependencies are found in this one's folder, by a path
     without this one's own `.pth` files: nothing is fetched, and nothing of the checkout is imported."""
     wheels, home = folder / "wheels", folder / "environment"
     pip = ("-m", "pip", "--disable-pip-version-check", "--quiet")
