@@ -64,7 +64,7 @@ class Record:
 
 
 def arguments_of(name: str, doc: str | None) -> argparse.ArgumentParser:
-    """A parser with what every proof takes."""
+    """A parser with the arguments that every proof takes."""
     parser = argparse.ArgumentParser(prog=f"proof.{name}", description=doc)
     parser.add_argument("--out", type=Path, default=ROOT / "proof" / "results" / f"{name}.json")
     parser.add_argument("--fresh", action="store_true", help="forget what --out holds")
@@ -95,7 +95,7 @@ def said_how_to_repeat(name: str, options: str) -> Iterator[None]:
 
 
 def say_how_to_repeat(name: str, options: str) -> None:
-    """Of a broken promise: what to run to see it alone."""
+    """Print how to repeat a broken promise alone."""
     print(f"again: make proof NAME={name} ARGS='{options} --fresh' OUT=build/again.json", file=sys.stderr)
 
 

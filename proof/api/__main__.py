@@ -23,7 +23,7 @@ from tools.running_cluster import Cluster, running
 
 MODEL = ROOT / "models" / "tandem-tiny"
 OUR_FAULT = ("internal", "unavailable", "worker_lost", "transfer_failed")
-"""Outcomes that nothing excuses here: every worker lives."""
+"""Outcomes without an excuse here, as every worker lives."""
 CONTEXT = 256
 """Tokens; short, so that answers without a limit leave time for more requests."""
 
@@ -83,7 +83,7 @@ def _seconds(slices: Sequence[Mapping[str, Any]]) -> int:
 
 
 def _outcomes(cluster: Cluster) -> dict[str, float]:
-    """How many requests ended how: "ok", or the code of an error."""
+    """Number of requests by outcome: "ok", or the code of an error."""
     lines = cluster.get("/metrics")[1].splitlines()
     names = {line.partition('outcome="')[2].partition('"')[0] for line in lines if "tandem_requests_total{" in line}
     return {name: cluster.metric("tandem_requests_total", outcome=name) for name in names}

@@ -1,4 +1,4 @@
-"""One run of schemathesis against a server, as a child process: what it checks, and what came of it."""
+"""One run of schemathesis against a server, as a child process: its checks, and their result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHECKS = (
     "not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance",
     "response_headers_conformance",
 )  # fmt: skip
-"""Every answer is one that the document has, with that body, and none is the server's own failure."""
+"""Every answer is one that the document has, with that body, and none is a failure of the server."""
 _SETTINGS = """[checks]
 not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", "503", "504"]
 """
@@ -32,7 +32,7 @@ class Outcome:
 
 
 def run(url: str, *options: str, seed: int, timeout_s: float, checks: Sequence[str] = CHECKS) -> Outcome:
-    """Send the server at `url` what its own document allows and what it does not; raises TimeoutExpired."""
+    """Send the server at `url` requests that its own document allows and others; raises TimeoutExpired."""
     command = [
         sys.executable, "-m", "schemathesis.cli", "--no-color", "run", f"{url}/openapi.json",
         "--checks", ",".join(checks), "--seed", str(seed), "--request-timeout", "60", "--continue-on-failure",

@@ -39,7 +39,7 @@ def main() -> int:
 
 
 class _Proof:
-    """Of one engine; what is known is in the record."""
+    """The proof of one engine; known results are in the record."""
 
     def __init__(self, engine: Engine, record: Record, seconds: float, seed: int) -> None:
         self._engine, self._record = engine, record
@@ -64,7 +64,7 @@ class _Proof:
         return 0
 
     def judge(self) -> int:
-        """Calibrate on one half, predict the other; how many predictions are off by too much."""
+        """Calibrate on one half, predict the other; returns how many predictions are off by too much."""
         base = self._base
         played = [
             (run, trace(run, base, seconds=self._seconds, seed=self._seed), self._runs[run.name]["figures"])
@@ -87,7 +87,7 @@ class _Proof:
         return broken
 
     def _keep(self, what: str, found: dict[str, Any]) -> None:
-        """Save it if it is not what is on record: a repeat finds the same and leaves the file alone."""
+        """Save a result that differs from the record: a repeat finds the same and leaves the file alone."""
         name, found = f"{self._engine.kind} {what}", json.loads(json.dumps(found))
         if self._record.content.get(name) != found:
             self._record.content[name] = found

@@ -1,4 +1,5 @@
-"""The simulator's side: a run on virtual time, and what half of the runs add to what was measured of an engine alone.
+"""The simulator's side: a run on virtual time, and corrections from half of the runs to the measurements of an engine
+alone.
 
 In a cluster, steps take longer than in an engine by itself: workers share memory and cores with each other, with the
 router and the client, and the step loop has work between steps. Three figures stand for all of that, one for prompts,
@@ -20,7 +21,7 @@ from tandem.controlplane.simulator.simulator import Laboratory
 from tandem.controlplane.simulator.traces import Trace
 
 _STRIDES = (0.16, 0.08, 0.04, 0.02, 0.01)
-"""Of the search, in logarithms of the factors."""
+"""Strides of the search, in logarithms of the factors."""
 _RPC_STRIDES = 8
 """The way between processes is small and badly known: it goes in steps so many times as long."""
 _LEAST_RPC_S, _MOST_RPC_S = 1e-4, 0.05
@@ -63,7 +64,7 @@ def play(run: Run, trace: Trace, calibration: Calibration) -> dict[str, float]:
 
 
 def closest(base: Calibration, runs: Sequence[tuple[Run, Trace, Mapping[str, float]]]) -> tuple[Knobs, float]:
-    """The knobs with which the simulator comes closest to what was measured in `runs`; and the mean error that stays,
+    """The knobs with which the simulator comes closest to the measurements in `runs`; and the mean error that stays,
     root of the mean square."""
 
     def miss(knobs: Knobs) -> float:

@@ -1,4 +1,4 @@
-"""The two engines: how a cluster of each is started, and what is measured of it before any run."""
+"""The two engines: how a cluster of each is started, and the measurements of it before any run."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class EngineKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """`limit`: by how much a prediction may be off. `worker` matters to sim engines only."""
+    """An engine. `limit`: allowed error of a prediction. `worker` matters to sim engines only."""
 
     kind: EngineKind
     limit: float
     worker: WorkerSection = SIM
 
     def flags(self, folder: Path) -> list[str]:
-        """Of `clusterctl up`; settings go to a file in `folder`."""
+        """Flags of `clusterctl up`; settings go to a file in `folder`."""
         if self.kind is EngineKind.MODEL:
             return ["--model", str(model_135m.folder()), "--threads", "1"]
         config, sim = folder / "cluster.toml", self.worker.sim

@@ -21,7 +21,8 @@ _COUNTERS = ("steps", "step_seconds", "prefill_tokens", "decode_tokens", "preemp
 
 
 def play(engine: Engine, run: Run, trace: Trace) -> dict[str, Any]:
-    """Start the cluster, offer the requests: figures, and what workers counted. SystemExit if a request fails."""
+    """Start the cluster, offer the requests; returns figures, and the workers' counts. SystemExit if a request
+    fails."""
     with tempfile.TemporaryDirectory(prefix="td-") as folder:
         flags = [*engine.flags(Path(folder)), "--disaggregation", run.way.disaggregation.value]
         split = run.way.workers
@@ -57,7 +58,7 @@ def _all_there(cluster: Cluster, count: int) -> dict[str, dict[str, float]]:
 
 
 def served(trace: Trace, answers: Sequence[Answer]) -> list[Served]:
-    """Those that count. An answer's last moment is that of its last token, whatever events they came in."""
+    """The counted requests. An answer's last moment is that of its last token, in any grouping of events."""
     start_s = answers[0].due_s - trace.requests[0].arrival_s
     return [
         Served(

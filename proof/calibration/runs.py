@@ -25,9 +25,9 @@ BURST = math.inf
 """A load: all requests come within BURST_S, and are served as fast as they can be."""
 BURST_S = 5.0
 _BURST_SHARE = 0.6
-"""Of what a run's seconds could serve, that comes in a burst."""
+"""Part of the requests that a run's seconds could serve, for a burst."""
 _FULL = 8
-"""Sequences of a decode step in a cluster that is called full."""
+"""Sequences of a decode step in a cluster that counts as full."""
 
 
 class Way(StrEnum):
@@ -61,7 +61,7 @@ SHORT, MEDIUM, LONG = Lengths("short", 64, 40), Lengths("medium", 160, 24), Leng
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """`load`: of what the workers could serve, or BURST. `is_calibrating`: of the half that is not predicted."""
+    """One run. `load`: part of the workers' capacity, or BURST. `is_calibrating`: in the half that is not predicted."""
 
     way: Way
     lengths: Lengths
@@ -74,7 +74,7 @@ class Run:
 
 
 def _of(way: Way, *loads: tuple[Lengths, float]) -> list[Run]:
-    """Every other one calibrates."""
+    """Runs of a way; every other one calibrates."""
     first = list(Way).index(way)
     return [
         Run(way=way, lengths=lengths, load=load, is_calibrating=(number + first) % 2 == 0)

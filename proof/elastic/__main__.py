@@ -27,7 +27,7 @@ from tools.waiting import PATIENCE_S, wait_for
 
 MOST_OF_A_ROLE = 3
 FLIP_S = 1.0
-"""Promised of a flip, without its drain."""
+"""Bound on a flip, without its drain."""
 ANSWERS_AFTER = 3
 """Requests that are answered before the next command."""
 
@@ -71,7 +71,7 @@ def _command(cluster: Cluster, steps: Sequence[Sequence[str]], load: ConstantLoa
 
 
 def _flip_figures(cluster: Cluster, worker: str, held: Mapping[str, int], load: ConstantLoad) -> dict[str, Any]:
-    """How long it took without its drain, and what it holds as another incarnation: all that it held."""
+    """Its time without its drain, and the tokens that it holds as another incarnation: all that it held."""
     look = Operator(cluster).look(worker)
 
     def still() -> bool:
@@ -103,7 +103,7 @@ def _check_revisions(cluster: Cluster, before: set[str], *, is_undone: bool) -> 
 
 
 def _choose(cluster: Cluster, rng: random.Random) -> list[list[str]]:
-    """A command that may be given to the cluster as it is."""
+    """Choose a command that the cluster allows as it is."""
     desired = cluster.admin("/admin/v1/desired")["desired"]
     members = desired["members"]
     able = [member for member in members if not member["is_cordoned"]]
@@ -130,7 +130,7 @@ def _choose(cluster: Cluster, rng: random.Random) -> list[list[str]]:
 
 
 def _rollout(desired: Mapping[str, Any], rng: random.Random, *, is_roomy: bool) -> list[list[str]]:
-    """To another number of sequences, undone half way or not; or back to the revision before."""
+    """Roll out another number of sequences, undone half way or not; or go back to the revision before."""
     if desired["rollouts"] and not desired["rollouts"][0]["is_undo"] and rng.random() < 0.3:
         return [["rollout", "undo"]]
     name = f"v{desired['version']}"

@@ -101,7 +101,7 @@ class Run:
             self._pair.close()
 
     def _check_bytes(self) -> None:
-        """Every block that crossed is the sender's, byte for byte."""
+        """Check that every block that was handed over is the sender's, byte for byte."""
         sender, receiver = self._pair.p, self._pair.d
         for group, pool in sender.pools.items():
             spec = pool.spec
@@ -217,7 +217,7 @@ def main() -> int:
 def run_paths(
     combinations: Sequence[tuple[str, str, str]], record: Record, seed: int, under: Path, ends_s: float
 ) -> int:
-    """Put each (family, path, dtype) on record that is not there yet; how many are left when time is up."""
+    """Run each (family, path, dtype) that is not on record yet; returns how many are left when time is up."""
     done: list[dict[str, Any]] = record.content.setdefault("paths", [])
     references: dict[tuple[str, str], Reference] = {}
     left = 0
@@ -243,7 +243,7 @@ def run_paths(
 
 
 def check_path(family: str, path: str, dtype: str, folder: Path, reference: Reference, seed: int) -> PathVerdict:
-    """Ask the same prompts as on every path of this family and seed, and judge the answers."""
+    """Send the same prompts as on every path of this family and seed, and judge the answers."""
     draw = random.Random(f"{seed}/{family}/paths")
     vocab = read_model_config(folder).vocab_size
     prompts = [[draw.randrange(2, vocab) for _ in range(length)] for length in PATH_LENGTHS]

@@ -13,7 +13,7 @@ from proof.exactness.compare import CLEAR_GAP, TOLERANCE, largest
 NEAR = 5
 """In bfloat16 either's token must be among so many of the other's best where they first differ."""
 ENOUGH = {"float32": 0.8, "bfloat16": 0.25}
-"""The part of the tokens that must have been compared, by dtype: less proves nothing."""
+"""Least part of the tokens that must have been compared, by dtype: less proves nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class PathVerdict:
-    """`max_error` in log-probability; of `tokens` some were `skipped`, because their gap was unclear or because they
-    stand behind a difference; `unequal` differ although they must not."""
+    """Result of a path. `max_error` in log-probability; of `tokens` some were `skipped`, because their gap was unclear
+    or because they come after a difference; `unequal` differ although they must not."""
 
     dtype: str
     max_error: float
@@ -50,7 +50,8 @@ class PathVerdict:
 
 
 def judge(dtype: str, answers: Iterable[tuple[Answer, Tensor, bool]]) -> PathVerdict:
-    """Each answer with the reference's distributions `[tokens, vocab]`, and whether its experts were clearly chosen."""
+    """Judge each answer by the reference's distributions `[tokens, vocab]`, and a flag that its experts were clearly
+    chosen."""
     error, tokens, skipped, unequal = 0.0, 0, 0, 0
     for answer, expected, is_clear in answers:
         tokens += len(answer.chosen)

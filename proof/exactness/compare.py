@@ -1,4 +1,4 @@
-"""One answer that crossed from a prefill to a decode rank, laid against the reference. Pure comparison."""
+"""Compares an answer handed over from a prefill to a decode rank with the reference. Pure comparison."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Verdict:
 
 
 def largest(differences: Iterable[float]) -> float:
-    """Infinity if one of them is no number, which `max` may pass over."""
+    """The largest; infinity if one of them is NaN, which `max` may pass over."""
     return max(math.inf if math.isnan(difference) else difference for difference in differences)
 
 

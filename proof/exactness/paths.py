@@ -1,4 +1,4 @@
-"""The ways on which one worker, or a pair, comes to an answer; each makes sure that it was really taken."""
+"""Ways on which one worker, or a pair, comes to an answer; each checks that it was really taken."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _BEST = 20
 _LONG_OUTPUT_TOKENS = 40
 """So many that requests that run together outgrow a pool without room for all."""
 _ROOMY, _TIGHT = 1024, 18
-"""Tokens of a pool that has room for all prompts, and blocks of one that has not."""
+"""Tokens of a pool that has room for all prompts, and blocks of one that does not."""
 
 Way = Callable[[Path, str, list[list[int]], Reference], list[Answer]]
 """way(folder of the model, dtype, prompts, reference): an answer to each prompt."""
 
 
 def answer_plainly(folder: Path, dtype: str, prompts: list[list[int]], _: Reference) -> list[Answer]:
-    """One after another, each at once."""
+    """Answer one prompt after another, each at once."""
     return [_ask(_engine(folder, dtype), [prompt])[0][0] for prompt in prompts]
 
 
@@ -67,7 +67,7 @@ def answer_together(folder: Path, dtype: str, prompts: list[list[int]], _: Refer
 def answer_after_preemption(
     is_swapped: bool, folder: Path, dtype: str, prompts: list[list[int]], _: Reference
 ) -> list[Answer]:
-    """Computed again, or brought back from copies, which a CPU's pools are held to make as a device's would."""
+    """Computed again, or brought back from copies, which a CPU's pools are made to keep as a device's would."""
     engine = _engine(folder, dtype, num_blocks=_TIGHT, is_swapped=is_swapped)
     answers, seen = _ask(engine, prompts, _LONG_OUTPUT_TOKENS)
     _require(seen["preempted"] > 0, "nothing was preempted")
@@ -75,7 +75,7 @@ def answer_after_preemption(
 
 
 def answer_transferred(folder: Path, dtype: str, prompts: list[list[int]], _: Reference) -> list[Answer]:
-    """From a prefill to a decode worker."""
+    """Answer through a hand-over from a prefill to a decode worker."""
     pair = Loopback(Path(tempfile.mkdtemp(prefix="td-")), folder, transport="shm", chunk_tokens=64, dtype=dtype)
     try:
         for number, prompt in enumerate(prompts):
@@ -124,7 +124,7 @@ def _engine(
 def _ask(
     engine: Engine, prompts: Sequence[list[int]], output_tokens: int = OUTPUT_TOKENS
 ) -> tuple[list[Answer], dict[str, int]]:
-    """Their answers, and what was seen on the way."""
+    """Send them; returns their answers, and observations on the way."""
     sampling = SamplingParams(max_tokens=output_tokens, temperature=0.0, ignore_eos=True, logprobs=_BEST)
     found = {f"r{number}": Answer(prompt, [], [], []) for number, prompt in enumerate(prompts)}
     for key, answer in found.items():

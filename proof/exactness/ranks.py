@@ -29,7 +29,7 @@ def answer_over_ranks(
     size: int, output_tokens: int, max_model_len: int, folder: Path, dtype: str, prompts: list[list[int]],
     reference: Reference,
 ) -> list[Answer]:  # fmt: skip
-    """Each prompt on its own, then one token of each in a step."""
+    """Answer each prompt on its own, then one token of each in a step."""
     texts = [reference.greedy(prompt, output_tokens) for prompt in prompts]
     steps = _steps(prompts, texts)
     options = {"dtype": dtype, "num_blocks": 16 * len(prompts), "max_model_len": max_model_len}

@@ -37,7 +37,7 @@ class Reference:
         return self._kept[key]
 
     def greedy(self, prompt: list[int], count: int) -> list[int]:
-        """Its own answer of `count` tokens."""
+        """The model's own answer of `count` tokens."""
         answer = self._greedy.setdefault(tuple(prompt), [])
         with torch.inference_mode():
             while len(answer) < count:

@@ -22,7 +22,7 @@ from proof.record import Record, add_every, arguments_of, said_how_to_repeat, sh
 from tests.chaos.frozen import CELLS, Cell, FrozenScene, frozen_scene
 
 STOPPED_S, KILLED_S = 3.0, 1.0
-"""Out of rotation at the latest."""
+"""Bound on the time until it is out of rotation."""
 KILLS = list(itertools.product(("prefill", "decode"), ("host", "rank")))
 ENTRIES: list[Cell | tuple[str, str]] = [*CELLS, *KILLS]
 
@@ -78,7 +78,7 @@ def _one(scene: FrozenScene, entry: Cell | tuple[str, str]) -> dict[str, Any]:
 
 
 def _summary(done: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Of all on record, under whichever seed: times of those that were stopped, and of those that were killed."""
+    """Summary of all on record, under any seed: times of those that were stopped, and of those that were killed."""
     stopped = [found for found in done if "back_s" in found]
     times = {
         "stopped, out of rotation": [found["out_s"] for found in stopped],

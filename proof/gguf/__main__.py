@@ -30,7 +30,7 @@ BASES = (
 )  # fmt: skip
 MOST_SECONDS, MOST_MIB = 10.0, 64.0
 _PROCESS_BYTES = 8 << 30
-"""Of addresses: torch alone takes some GiB of them."""
+"""Bound on address space: torch alone takes some GiB of it."""
 
 
 def main() -> int:
@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def run_slice(seed: int, files: int) -> dict[str, Any]:
-    """How so many mutations of one model ended, and what is broken."""
+    """Outcomes of so many mutations of one model, and those that are broken."""
     family, kind = BASES[seed % len(BASES)]
     with tempfile.TemporaryDirectory(prefix="td-") as name:
         folder = Path(name)
@@ -100,7 +100,7 @@ def _broken(lines: list[dict[str, Any]], process: subprocess.CompletedProcess[st
 
 
 def _bound() -> None:
-    """In the child: no more addresses than that."""
+    """Limit the address space, in the child."""
     resource.setrlimit(resource.RLIMIT_AS, (_PROCESS_BYTES, _PROCESS_BYTES))
 
 

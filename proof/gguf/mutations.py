@@ -23,7 +23,7 @@ def _number(drawn: random.Random, file: bytearray, head: int) -> None:
 
 
 def _length(drawn: random.Random, file: bytearray, head: int) -> None:
-    """Of a text: before a letter that has three zeros before it there is one."""
+    """Change the length of a text: one is before a letter that follows three zeros."""
     for _ in range(100):
         at = _place(drawn, file, head)
         if at > 8 and file[at - 3 : at] == bytes(3) and 32 < file[at] < 127:
@@ -66,7 +66,7 @@ MUTATIONS: dict[str, Mutate] = {
 
 
 def mutate(drawn: random.Random, file: bytearray, head: int) -> str:
-    """One to three of them; their names."""
+    """Apply one to three mutations; returns their names."""
     names = [drawn.choice(list(MUTATIONS)) for _ in range(drawn.choice((1, 1, 2, 3)))]
     for name in names:
         if len(file) > 64:
@@ -75,5 +75,5 @@ def mutate(drawn: random.Random, file: bytearray, head: int) -> str:
 
 
 def _place(drawn: random.Random, file: bytearray, head: int) -> int:
-    """Nine in ten are in the head."""
+    """A random position; nine in ten are in the head."""
     return drawn.randrange(4, head if drawn.random() < 0.9 else len(file))

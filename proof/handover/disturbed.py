@@ -1,8 +1,8 @@
 """Random requests on two small pools, disturbed at random; every answer that ends is the undisturbed one.
 
 Messages between the ranks are delayed, doubled and dropped, links and channels break, workers register anew, requests
-are cancelled at one end first. A router that behaves like ours stands behind it: it cancels what failed, tries some of
-it again with the tokens that it has, and gives up on what makes no progress.
+are cancelled at one end first. A router that behaves like ours drives them: it cancels failed requests, retries some
+with the tokens that it has, and gives up on those without progress.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class Disturbed(Loopback):
             self._send(flight)
 
     def disturb(self) -> None:
-        """Something breaks now."""
+        """Break something now."""
         kind, (rank, other) = self.rng.randrange(4), self.rng.choice([(self.p, self.d), (self.d, self.p)])
         if kind == 0:
             self._channel_breaks(rank, other)

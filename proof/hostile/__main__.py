@@ -27,7 +27,7 @@ from tools.waiting import wait_for
 
 MODEL = ROOT / "models" / "tandem-tiny"
 STEP_S = 0.02
-"""Of the simulated engine: what is between two tokens when nothing disturbs."""
+"""Step time of the simulated engine: the gap between two tokens when nothing disturbs."""
 SLOWER = 1.5
 MEMORY_MIB = 96
 """Allowed growth of the router's memory, once all is quiet: freed memory that malloc keeps."""

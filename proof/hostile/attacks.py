@@ -50,7 +50,7 @@ class Attacker:
     # ---- bodies ----------------------------------------------------------------------------------------------------
 
     def wrong_elements(self) -> str:
-        """A list of what it may not hold."""
+        """A list with elements that it may not hold."""
         path, start, element, end = self.dice.choice(WRONG)
         return self.post(path, filled(start, element, end, self.dice.choice((IN_LOOP_BYTES, BODY_BYTES))))
 
@@ -140,7 +140,7 @@ class Attacker:
     # ---- connections -----------------------------------------------------------------------------------------------
 
     def pipelined(self) -> str:
-        """Without a key: as many requests as fit into what is read at once."""
+        """Without a key: as many requests as fit into one read."""
         line = self.dice.choice((b"GET / HTTP/1.1\r\n\r\n", b"GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n"))
         with self.connected() as sock, contextlib.suppress(ConnectionError):
             sock.sendall(line * (256_000 // len(line)))
@@ -248,7 +248,7 @@ def attacks(attacker: Attacker) -> dict[str, Callable[[], str]]:
 
 
 def filled(start: str, element: str, end: str, size: int) -> bytes:
-    """As many elements as fit into `size` bytes."""
+    """A body with as many elements as fit into `size` bytes."""
     count = (size - len(start) - len(end)) // (len(element) + 1)
     return f"{start}{','.join([element] * count)}{end}".encode()
 

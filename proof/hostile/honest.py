@@ -21,7 +21,7 @@ from tandem.rpc.v1 import inference_pb2_grpc
 TOKENS = 48
 PROMPT_TOKENS = 120
 PROMPTS = 5
-"""Of each stream, one after the other and again: the answers over HTTP are compared with the first ones."""
+"""Prompts of each stream, one after the other and again: the answers over HTTP are compared with the first ones."""
 VOCABULARY, EOS = 4096, (1,)
 TIMEOUT_S = 120.0
 
@@ -40,7 +40,7 @@ class Seen:
 
 
 class Streams:
-    """Some streams over HTTP and one over gRPC, that run for as long as they are asked to."""
+    """Some streams over HTTP and one over gRPC, that run for a given time."""
 
     def __init__(self, api: str, grpc_address: str, key: str, seed: int, http_streams: int = 3) -> None:
         self._api, self._address, self._key = api, grpc_address, key
@@ -49,7 +49,7 @@ class Streams:
         """Digest of the first answer to each prompt over HTTP."""
 
     async def run(self, seconds: float) -> Seen:
-        """Ask for that long, and wait for the last answers."""
+        """Send requests for that long, and wait for the last answers."""
         seen, ends_s = Seen(), time.monotonic() + seconds
         limits = httpx.Limits(max_keepalive_connections=self._http_streams)
         headers = {"Authorization": f"Bearer {self._key}"}
@@ -127,7 +127,7 @@ class Streams:
 
 
 class _WrongError(Exception):
-    """An answer that is not what it had to be."""
+    """An answer that differs from the right one."""
 
 
 def _note_gap(seen: Seen, last_s: float) -> float:

@@ -53,7 +53,7 @@ def run_seed(seed: int, folder: Path) -> Found:
 
 
 def _calm(scene: IndexScene, seed: int, done: list[str]) -> Found:
-    """How the cluster found back from what was done to it; AssertionError as above."""
+    """The cluster's recovery from the troubles; AssertionError as above."""
     calm = scene.calm()
     print(f"seed {seed}: {'; '.join(done)}: {calm}", flush=True)
     assert calm.converged_s <= LEASE_S, "the index was wrong for longer than a lease"
@@ -62,7 +62,7 @@ def _calm(scene: IndexScene, seed: int, done: list[str]) -> Found:
 
 
 def run_routers(seed: int) -> Found:
-    """Hit rates of one router and of three, and what was left after each was killed. They are kept however they are."""
+    """Hit rates of one router and of three, and what was left after each was killed. They are kept in any case."""
     rates: dict[int, list[float]] = {1: [], ROUTERS: []}
     with router_scene() as scene:
         for pair in range(FIRST_PAIRS + MOST_PAIRS):

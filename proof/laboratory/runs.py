@@ -25,13 +25,13 @@ SHORT, LONG = 64, 704
 _FIRST_TOKEN, _LAST_TOKEN = 300, 4000
 """Ids that are text in the bundled model's vocabulary."""
 _APART_S = 0.01
-"""Between requests that the trace has at one moment: its times are rounded to 3 s, and in which order a router reads
-ten of one moment is chance, which moves the median time to a first token by a fifth."""
+"""Distance of requests that the trace has at one moment: its times are rounded to 3 s, and the order in which a router
+reads ten of one moment is chance, which moves the median time to a first token by a fifth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """`from_s`: where in the trace it begins."""
+    """A run. `from_s`: its start in the trace."""
 
     policy: PolicyName
     is_fifo: bool
@@ -60,7 +60,7 @@ RUNS = (
 )
 
 SHIFT_S = 600.0
-"""By how much at most a seed moves where a run begins."""
+"""Most that a seed moves the start of a run."""
 
 
 def shifted(runs: Sequence[Run], seed: int) -> tuple[Run, ...]:

@@ -1,4 +1,4 @@
-"""The same requests in the laboratory, calibrated by the engine's settings and by what the idle cluster took."""
+"""The same requests in the laboratory, calibrated by the engine's settings and by the idle cluster's times."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tandem.core.config import SIM_KV_BYTES, AdmissionSection, Disaggregation
 from tandem.router.routing.policies import create_policy
 
 LINK_BYTES_PER_S = 1e9
-"""Of loopback, about; a prompt's KV of 2 MB takes a thousandth of the time that the prompt is computed in."""
+"""About that of loopback; a prompt's KV of 2 MB takes a thousandth of the time that the prompt is computed in."""
 
 
 def calibration(run: Run, idle: Idle) -> Calibration:
-    """By the settings, and by what the idle cluster took: a real step has more to do than arithmetic, and what a first
-    token takes beyond its prompt is the way there and back."""
+    """Calibration by the settings, and by the idle cluster's times: a real step has more to do than arithmetic, and the
+    time of a first token beyond its prompt is the way there and back."""
     worker, sim = run.worker, run.worker.sim
     token_s = max(1 / sim.prefill_tokens_per_s, (idle.long_s - idle.short_s) / (LONG - SHORT))
     kv_bytes = worker.kv_memory_bytes or SIM_KV_BYTES

@@ -13,7 +13,7 @@ from tandem.core.config import SloSection
 AXES = Axes()
 PROMISE = SloSection(ttft_s=2.0, itl_s=0.05)
 NEAR = 0.95
-"""Of what the best of the other ways has."""
+"""Least part of the best other way's result."""
 
 
 def label(place: Place) -> str:
@@ -34,7 +34,7 @@ def point_of(entry: Mapping[str, Any]) -> Point:
 
 
 def broken(done: Mapping[str, Mapping[str, Any]]) -> Sequence[str]:
-    """Where `auto` is too far from the best of the others, in words."""
+    """Points where `auto` is too far from the best of the others, in words."""
     found = []
     for name, entry in done.items():
         if entry["nearness"] < NEAR:

@@ -119,7 +119,7 @@ def change(before: str, after: str) -> str:
 
 
 def _sample(found: Sequence[Mutant], count: int, seed: int) -> Sequence[Mutant]:
-    """The first ones of an order that only the seed decides."""
+    """The first ones of an order that depends on the seed alone."""
     return Random(seed).sample(found, len(found))[: count or None]
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from proof.mutation.targets import ROOT
 
 LEAST_S, TIMES = 30.0, 6.0
-"""A change may make the tests hang: they are ended after so many times of what they take without one, or so long."""
+"""A change may make the tests hang: they are ended after so many times their time without one, or so long."""
 
 
 _BUILT = {"build", "dist", "__pycache__"}
@@ -26,7 +26,7 @@ class Outcome(StrEnum):
     PASSED = "passed"
     FAILED = "failed"
     HUNG = "hung"
-    """They were ended after some time."""
+    """Outcome of tests that were ended after some time."""
 
 
 class House:
@@ -78,7 +78,7 @@ class House:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Everything that the tests started and left."""
+    """End all processes that the tests started and left."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

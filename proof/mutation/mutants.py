@@ -1,4 +1,4 @@
-"""The mutants of a file: cosmic-ray's, without those that change no behaviour whatever the code around them does."""
+"""The mutants of a file: cosmic-ray's, without those that change no behaviour in any code around them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from cosmic_ray.work_db import WorkDB, use_db
 
 Position = tuple[int, int]
 _SAME = ("_Eq_Is", "_NotEq_IsNot", "_Is_Eq", "_IsNot_NotEq")
-"""Identity in place of equality, or the other way round: the same for nearly all that is compared here, small numbers,
-enums, None and objects that are equal to none but themselves."""
+"""Identity in place of equality, or the other way round: the same for nearly all values compared here, small numbers,
+enums, None and objects that are equal only to themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Mutant:
 
 
 def mutants(root: Path, files: Sequence[str]) -> list[Mutant]:
-    """All of these files, in order."""
+    """All mutants of these files, in order."""
     with tempfile.TemporaryDirectory(prefix="td-") as folder, use_db(Path(folder) / "db", WorkDB.Mode.create) as db:
         init([root / file for file in files], db, {})
         found = [spec for item in db.work_items for spec in item.mutations]

@@ -13,9 +13,9 @@ ROOT = Path(__file__).parents[2]
 @dataclass(frozen=True, slots=True)
 class Target:
     """`files` are globs from the root. `tests` run in this order and end with the first that fails: quick ones first.
-    `left_out`: files among these that no test here can run, with the reason. `nearest`: what pytest takes in place of
-    `tests` for files that match a glob, the first that does: the fewest that ought to hold its promises, where all of
-    them would take minutes a mutant."""
+    `left_out`: files among these that no test here can run, with the reason. `nearest`: pytest's arguments in place of
+    `tests` for files that match a glob, the first that does: the fewest tests that should hold its promises, where all
+    of them would take minutes a mutant."""
 
     files: tuple[str, ...]
     tests: tuple[str, ...]

@@ -44,7 +44,7 @@ from tools.waiting import wait_for
 
 ADDRESSES = ("10.203.78.1", "10.203.78.2", "10.203.78.3")
 HEAD_PROCESSES = ("gcs_server", "ray.scripts.scripts start", "tandem.controlplane.ray.node")
-"""Ray's head, what started it, and our keeper of both."""
+"""Ray's head, its starter, and our keeper of both."""
 ANSWERS = 5
 """Requests that are answered after each step before the next one."""
 
@@ -68,7 +68,7 @@ class Draw:
 
 @dataclass(slots=True)
 class Steps:
-    """How long each step of a round took, and how many answers came meanwhile."""
+    """Durations of a round's steps, and the number of answers meanwhile."""
 
     load: ConstantLoad | None = None
     done: list[dict[str, Any]] = field(default_factory=list)
@@ -145,7 +145,8 @@ def _play(site: Site, steps: Steps, draw: Draw, seed: int, *, is_short: bool) ->
 
 def _check_places(site: Site, cluster: Cluster, other: Machine) -> None:
     """2:4 are reached: as many on the head's machine as it has room for, which is one of each role, and the rest on the
-    other one. KV goes between them over what was measured to be faster, and not over memory that they do not share."""
+    other one. KV goes between them over the transport that was measured as faster, and not over memory that they do not
+    share."""
     where = wait_reached(cluster, 2, 4)
     assert Counter(where.values()) == {site.head.address: HEAD_CPUS, other.address: NODE_CPUS}, where
     ask_exactly(cluster)

@@ -1,4 +1,4 @@
-"""A cluster over machines that are network namespaces: its Redis, `up`, machines that join and die, what is left."""
+"""A cluster over machines that are network namespaces: its Redis, `up`, machines that join and die, leftovers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from tools.running_cluster import Cluster, is_alive, started
 from tools.waiting import wait_for
 
 PATIENCE_S = 150.0
-"""For a step. Ray gives a machine up after 24 s, agents after 30 s, asks one for 60 s; this machine may be busy."""
+"""Timeout of a step. Ray gives a machine up after 24 s, agents after 30 s, asks one for 60 s; this machine may be
+busy."""
 HEAD_CPUS, NODE_CPUS = 2, 4
 _PORT, _PASSWORD = 6380, "between-namespaces"
 _PROMPT = [(7 * k) % 3000 + 600 for k in range(150)]
@@ -180,7 +181,7 @@ def strike_ray(site: Site, name: str) -> None:
 
 
 def transports(cluster: Cluster, where: dict[str, str]) -> set[str]:
-    """Over what KV travels between machines; links that are only being made have nothing yet."""
+    """Transports of KV between machines; links that are still being made have none yet."""
     found = set()
     for link in cluster.admin("/admin/v1/net")["links"]:
         here, there = where.get(link["worker"]), where.get(link["peer"])

@@ -31,16 +31,16 @@ from tandem.core.events import EventKind
 from tools.running_cluster import Cluster, running
 
 PLAN_EVERY_S, WINDOW_S, COOL_DOWN_S, WORTH_S = 10.0, 60.0, 30.0, 10.0
-"""Of the planner, on the traces' time."""
+"""Interval of the planner, on the traces' time."""
 LONGEST_PROMPT, LONGEST_ANSWER = 12000, 4000
 """Tokens that the model's context holds, after shrinking."""
 SHAPE = {
     "num_hidden_layers": 4, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8,
     "max_position_embeddings": 16384,
 }  # fmt: skip
-"""Of the model that is simulated, else the bundled one."""
+"""Shape of the simulated model; all else is the bundled one's."""
 TOKEN_BYTES = 4 * 2 * 8 * 2
-"""Of its KV: layers, keys and values, dimensions, bytes of bfloat16."""
+"""Bytes of a token's KV: layers, keys and values, dimensions, bytes of bfloat16."""
 MODEL = "simulated"
 _ANSWER_S = 300.0
 _MANY = 500
@@ -48,7 +48,7 @@ _MANY = 500
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How a load is made fit for this machine."""
+    """Scale that fits a load to this machine."""
 
     speed: float
     shrink: int
@@ -60,7 +60,7 @@ class Scale:
 
 
 def trace_of(load: Load, first: Trace, second: Trace, scale: Scale) -> tuple[Trace, float]:
-    """Both in a row in this machine's seconds, and when the second begins."""
+    """Both traces in a row in this machine's seconds, and the start of the second."""
     whole, change_s = load.trace(first, second)
     whole = whole.shrunk(scale.shrink)
     requests = tuple(

@@ -20,7 +20,7 @@ from tandem.router.routing.policies import create_policy
 
 WORKERS = 8
 START = Split(6, 2)
-"""Of the planner."""
+"""Split with which the planner starts."""
 PLANNER = "planner"
 FIXED = tuple(Split(prefill, WORKERS - prefill) for prefill in range(1, WORKERS))
 NAMES = (*map(str, FIXED), PLANNER)
@@ -30,7 +30,7 @@ _TIMES = (
 )  # fmt: skip
 MOST_FLIPS = 6
 NEAR = 0.95
-"""Of the best split's goodput, in each half."""
+"""Least part of the best split's goodput, in each half."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Load:
     disaggregation: Disaggregation = Disaggregation.AUTO
 
     def trace(self, first: Trace, second: Trace) -> tuple[Trace, float]:
-        """Both in a row, and when the second begins."""
+        """Both traces in a row, and the start of the second."""
         before = first.scaled(self.first_scale).first(self.seconds)
         return before.followed_by(self.second_half(second)), before.span_s
 
@@ -67,7 +67,7 @@ def workers(slower: float = 1.0) -> Calibration:
 
 
 def setup(load: Load, name: str) -> Setup:
-    """Of one of NAMES."""
+    """Setup of one of NAMES."""
     is_planned = name == PLANNER
     split = START if is_planned else next(split for split in FIXED if str(split) == name)
     return Setup(

@@ -70,7 +70,7 @@ def run_cell(struck: Cluster, calm: Cluster, engine: str, cell: Cell, seed: int)
 
 
 def run(engine: str, todo: list[tuple[Cell, int]], record: Record, ends_s: float) -> None:
-    """All cells of one engine that are still to do, while there is time."""
+    """Run all remaining cells of one engine, while there is time."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="td-")))
         clusters = []

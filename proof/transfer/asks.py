@@ -35,7 +35,7 @@ class Ask:
         self.expected = expected_tokens(self.prompt, self.max_tokens, VOCAB, eos_token_ids=EOS)
 
     def submit(self, leg: Any, peer: w.WorkerRef | None) -> w.Submit:
-        """For one worker, with the tokens of earlier attempts as forced ones."""
+        """A request for one worker, with the tokens of earlier attempts as forced ones."""
         sampling = g.SamplingParams(
             max_tokens=self.max_tokens, n=1, temperature=0.0, top_p=1.0, repetition_penalty=1.0, ignore_eos=True
         )
@@ -46,7 +46,7 @@ class Ask:
         )  # fmt: skip
 
     def try_again(self) -> None:
-        """The next attempt: tokens of an older one are dropped from now on."""
+        """Begin the next attempt: tokens of an older one are dropped from now on."""
         self.attempt += 1
         self.early.clear()
         self.phases.clear()

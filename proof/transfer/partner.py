@@ -58,7 +58,7 @@ class Partner:
                 await asyncio.wait_for(self._call.write(w.RouterMessage(**kind)), 1.0)
 
     async def audit(self) -> w.AuditReport | None:
-        """Its books now; None if it does not answer."""
+        """The worker's audit report; None if it does not answer."""
         self._number += 1
         answer = self._audits[self._number] = asyncio.get_running_loop().create_future()
         await self.send(audit=w.AuditRequest(id=self._number))
@@ -68,7 +68,7 @@ class Partner:
             return None
 
     async def at_baseline(self, within_s: float) -> tuple[float | None, str]:
-        """(when its books were back to nothing held, what is still held otherwise)."""
+        """(when nothing was held any more, else what is still held)."""
         deadline_s = time.monotonic() + within_s
         while True:
             report = await self.audit()
@@ -80,7 +80,7 @@ class Partner:
             await asyncio.sleep(0.02)  # poll interval
 
     async def end(self, *, is_gentle: bool = True) -> list[int]:
-        """Take it down; the pids that are still alive 5 s after its host ended."""
+        """Stop it; returns the pids that are still alive 5 s after its host ended."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -10,20 +10,20 @@ from proof.transfer.shapes import BLOCK_TOKENS, NUM_BLOCKS, SMALL
 TRANSPORTS = ("shm", "tcp", "grpc", "gloo", "cpu_ipc")
 TPS = (1, 2, 4)
 TRANSFERS = 40
-"""Of one case, over the same links."""
+"""Transfers of one case, over the same links."""
 MAX_BLOCKS = 12
-"""Of one transfer, at the larger block size of the two ends."""
+"""Blocks of one transfer, at the larger block size of the two ends."""
 HARMLESS = ("none", "duplicate", "stale_attempt", "shuffle", "slow_receiver")
-"""These must succeed."""
+"""Faults that a transfer must survive."""
 LETHAL = (
     "flip_payload", "flip_header", "truncate", "drop", "wrong_source_incarnation", "wrong_dest_incarnation",
 )  # fmt: skip
-"""Where one of these hit, the receiving rank must not verify."""
+"""After one of these hit, the receiving rank must not verify."""
 OPEN_ENDED = (
     "finish_first", "old_incarnation_too", "link_down", "cancel_sender", "cancel_receiver", "late", "new_incarnation",
 )  # fmt: skip
-"""Either outcome, as long as it is one and nothing wrong is admitted. "late": frames are held back, the transfer is
-given up, and the frames arrive among those of the next one, which gets the same blocks."""
+"""Either outcome is allowed, as long as there is one and nothing wrong is admitted. "late": frames are held back, the
+transfer is given up, and the frames arrive among those of the next one, which gets the same blocks."""
 NETWORK = ("network_flip", "network_cut")
 BREAKING = ("flip_header", "truncate", "link_down", *NETWORK)
 """These end a connection; its sender may notice only when it uses the link again."""

@@ -1,4 +1,4 @@
-"""The receiving worker of the wire part: TransferReceivers of all its ranks, and what a judge wants to know of them."""
+"""The receiving worker of the wire part: TransferReceivers of all its ranks, and observations for the judge."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ReceivingWorker:
         return [{group: bytes(data) for group, data in memory.items()} for memory in self.memory]
 
     def changed_blocks(self, before: list[dict[GroupId, bytes]]) -> set[tuple[GroupId, int]]:
-        """Blocks of any rank that are no longer as they were."""
+        """Blocks of any rank that have changed."""
         changed = set()
         for rank, memory in enumerate(self.memory):
             for spec in self.specs:
@@ -84,7 +84,7 @@ class ReceivingWorker:
         return changed
 
     def wrong_blocks(self, rank: int, groups: Iterable[GroupBlocks], contents: dict[GroupId, Any]) -> int:
-        """How many promised blocks of a rank do not hold what they must."""
+        """Number of promised blocks of a rank with wrong content."""
         wrong = 0
         for promised, spec in zip(groups, self.specs, strict=True):
             if promised.blocks:
@@ -119,7 +119,7 @@ def contents_of(seed: str, setting: Setting, specs: Sequence[KVGroupSpec], token
 
 
 class Canceller:
-    """Cancels transfers at all ranks from a thread of its own, as a transport's thread may not."""
+    """Cancels transfers at all ranks from a thread of its own, which a transport's thread may not do."""
 
     def __init__(self, cancel: Callable[[int], None]) -> None:
         self._cancel = cancel
@@ -131,7 +131,7 @@ class Canceller:
         self._wanted.put(transfer)
 
     def close(self) -> None:
-        """Wait until everything asked for was done."""
+        """Wait until all requested cancels are done."""
         self._wanted.put(None)
         self._thread.join(60)
 

@@ -1,4 +1,4 @@
-"""The results of the transfer proof: what is finished, and what was found."""
+"""Results of the transfer proof: finished cases, and their findings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PARTS = ("matrix", "wire", "kills", "stops")
 FULL_LENGTH = 20_000
 """Transfers of the wire part, of which each fault takes some hundreds."""
 ALLOWED_DEVIATION = 0.05
-"""Of the bytes held and moved from what they have to be."""
+"""Allowed deviation of the bytes held and moved from the ideal."""
 
 
 class Record:
@@ -33,7 +33,7 @@ class Record:
         self.entries[part][index] = entry
 
     def missing(self, part: str, indices: Sequence[int]) -> list[int]:
-        """Cases that were not run yet. What broke a promise stays on record until it is run alone, by name."""
+        """Cases that were not run yet. A case that broke a promise stays on record until it is run alone, by name."""
         return [index for index in indices if index not in self.entries[part]]
 
     @property
@@ -67,7 +67,7 @@ class Record:
         return self._file.verdict(sum(map(len, wanted.values())) - left, left=left, broken=broken)
 
     def summary(self) -> dict[str, Any]:
-        """Everything in a few numbers."""
+        """Summary in a few numbers."""
         found: dict[str, Any] = {"violations": len(self.violations), "not_run": self.about.get("not_run", {})}
         found["matrix"] = self._matrix()
         found["wire"] = self._wire()

@@ -1,4 +1,5 @@
-"""Carries out one strike: requests up to the moment, the signal, what the survivor knew and when, and the way back."""
+"""Carries out one strike: requests up to the moment, the signal, the survivor's knowledge and its time, and the way
+back."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from proof.transfer.strikes import House, Strike
 from tandem.rpc.v1 import worker_pb2 as w
 
 KNOWN_WITHIN_S = {False: 1.0, True: 3.0}
-"""Of a death, of a stop."""
+"""Bound on the time until it is known: of a death, of a stop."""
 BASELINE_WITHIN_S = 5.0
 MOMENT_WITHIN_S = 20.0
 REPLAY_WITHIN_S = 20.0
@@ -122,7 +123,8 @@ class StrikeRun:
         self._struck_s = time.monotonic()
 
     async def _watch(self) -> None:
-        """When both sides know. The router cancels nothing before the survivor's time is up: it must know by itself."""
+        """Measure when both sides know. The router cancels nothing before the survivor's time is up: it must know by
+        itself."""
         limit_s = KNOWN_WITHIN_S[self._strike.is_stop]
         deadline_s = self._struck_s + limit_s + 1.0
         is_first, looked_s = True, time.monotonic()
@@ -157,7 +159,7 @@ class StrikeRun:
     # ---- after -------------------------------------------------------------------------------------------------------
 
     async def _back_to_baseline(self) -> None:
-        """The router gives up what the victim had; what the survivor can end alone it must end."""
+        """The router gives up the victim's requests; those that the survivor can end alone it must end."""
         for ask in self._house.asks.values():
             if ask.ended_s is None and not self._is_the_survivors(ask):
                 cancel = w.Cancel(request=ask.id, attempt=ask.attempt, reason="its worker was lost")

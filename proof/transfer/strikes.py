@@ -80,7 +80,7 @@ def draw_strike(seed: int, part: str, index: int) -> Strike:
 
 
 class House:
-    """One place for a pair of workers, behind a router that is this process. Workers are kept while they fit."""
+    """One pair of workers at a time, behind a router that is this process. Workers are kept while they fit."""
 
     def __init__(self, folder: Path, redis_url: str, number: int) -> None:
         self._folder, self._redis_url, self._number = folder, redis_url, number

@@ -103,7 +103,7 @@ class Tampering:
 
 
 def _changed(link: Link, fault: Fault, number: int, frame: Frame, payload: bytes) -> tuple[list[Sending], bool]:
-    """(what is sent, whether the fault hit)."""
+    """(the frames sent, True if the fault hit)."""
     good: Sending = (frame, payload)
     if fault.kind in ("duplicate", "stale_attempt", "old_incarnation_too") and number >= fault.at:
         other = bytes(byte ^ 0x5A for byte in payload[:64]) + payload[64:]

@@ -1,4 +1,4 @@
-"""Runs one case of the wire part: sends commands to the sending process, plays the roles, and judges every outcome.
+"""Runs one case of the wire part: sends commands to the sending process, acts as the roles, and judges every outcome.
 
 Rules of a role: a transfer that failed anywhere is cancelled at every rank of both ends; one that every receiving rank
 verified is admitted.
@@ -108,7 +108,7 @@ class Wire(SendingProcess):
 
 
 class CaseRun:
-    """The receiving worker of a case, and what is known about its transfers."""
+    """The receiving worker of a case, and the state of its transfers."""
 
     def __init__(self, wire: Wire, case: Case, folder: Path, *, is_measuring: bool) -> None:
         self._is_measuring = is_measuring
@@ -185,7 +185,7 @@ class CaseRun:
             proxy.flip(to_receiver=to_receiver, after_bytes=flight.move.fault.at if to_receiver else 40)
 
     def _on_write(self, group: GroupId, blocks: Sequence[BlockId]) -> None:
-        """On a transport's thread, before it writes."""
+        """Called on a transport's thread, before it writes."""
         for flight in tuple(self._flights.values()):
             fault = flight.move.fault
             if fault.kind not in ("slow_receiver", "cancel_receiver", "network_cut"):
@@ -224,7 +224,7 @@ class CaseRun:
             self.report.hits["cancel_receiver"] += 1
 
     def _give_up(self, flight: Flight) -> None:
-        """As the roles do: cancel at every rank of both ends."""
+        """Cancel at every rank of both ends, as the roles do."""
         with self._ending:
             if flight.is_given_up or flight.is_judged:
                 return
@@ -392,7 +392,7 @@ class CaseRun:
         return Figures(is_chunked=move.chunk_blocks > 0, hit=move.hit, **totals)
 
     def _gone(self, flight: Flight, words: str) -> None:
-        """Given up: nothing may have landed after the fence."""
+        """Check a given up transfer: nothing may have landed after the fence."""
         for rank, receiver in enumerate(self._worker.receivers):
             receiver.cancel(flight.ticket.transfer)
             if self._worker.digest(rank, flight.ticket.groups) != flight.fenced[rank]:
