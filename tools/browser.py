@@ -48,11 +48,11 @@ class Browser:
         return self.run(f"return {expression}", *arguments)
 
     def wait(self, expression: str, *arguments: Any, what: str = "", timeout_s: float = PATIENCE_S) -> Any:
-        """Until it is true; what it was."""
+        """Wait until it is true; returns its value."""
         return wait_for(lambda: self.look(expression, *arguments), timeout_s, what or expression)
 
     def click(self, selector: str) -> None:
-        """As a person would: it has to be seen, and nothing may lie over it."""
+        """Click as a user would: the element must be visible, with nothing over it."""
         element = self.driver.find_element("css selector", selector)
         self.run("arguments[0].scrollIntoView({block: 'center'})", element)
         element.click()
@@ -68,7 +68,7 @@ class Browser:
         return [row["message"] for row in rows if row["level"] in ("SEVERE", "WARNING")]
 
     def set_size(self, width: int, height: int) -> None:
-        """Of the page, in CSS pixels; narrower than any window may be, too."""
+        """Set the page's size in CSS pixels; may be narrower than any window."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
@@ -77,11 +77,11 @@ class Browser:
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
 
     def enter(self, cluster: Cluster, key: str = "") -> None:
-        """Open a cluster's page and give it a key, by default the admin's; does not wait for what it shows."""
+        """Open a cluster's page and give it a key, by default the admin's; does not wait for its content."""
         self.visit(cluster.context["admin"], key or Path(cluster.context["admin_key_file"]).read_text().strip())
 
     def visit(self, admin: str, key: str) -> None:
-        """The page of the admin port at that address."""
+        """Open the page of the admin port at that address."""
         self.driver.get(f"{admin}/ui")
         self.wait("document.activeElement.id === 'key'", what="the page asks for the key")
         self.type("#key", key)
@@ -90,7 +90,7 @@ class Browser:
 
 @contextlib.contextmanager
 def browsing() -> Iterator[Browser]:
-    """A new browser without a past, ended afterwards."""
+    """A new browser with an empty profile, ended afterwards."""
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium") or ""
     for flag in FLAGS:

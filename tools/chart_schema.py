@@ -62,7 +62,7 @@ def record(properties: Schema, required: tuple[str, ...] = (), **more: Any) -> S
 
 
 def named(values: Schema, pattern: str = "") -> Schema:
-    """An object with keys of one's own, of that form."""
+    """An object with free keys, and values of that form."""
     if not pattern:
         return {"type": "object", "additionalProperties": values}
     return {"type": "object", "additionalProperties": False, "patternProperties": {pattern: values}}
@@ -234,7 +234,7 @@ def pool(defaults: bool = False) -> Schema:
 
 
 def has(**values: Any) -> Schema:
-    """Where all of these keys are there with these values."""
+    """A schema of objects that have all of these keys, with these values."""
     return {"properties": {key: {"const": value} for key, value in values.items()}, "required": list(values)}
 
 
@@ -379,7 +379,7 @@ def conditions() -> list[Schema]:
 
 
 def inside(*path: Any, needs: bool = True) -> Schema:
-    """The last of `path`, a schema, for what stands under the keys before it."""
+    """The schema that is last in `path`, below the keys before it."""
     *keys, found = path
     for key in reversed(keys):
         found = {"properties": {key: found}, **({"required": [key]} if needs else {})}

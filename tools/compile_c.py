@@ -12,7 +12,7 @@ from tandem.kernels.installing import install, sources
 
 
 def main() -> int:
-    """Compile side by side what is not there; 1 if something could not be."""
+    """Compile all missing files side by side; returns 1 if one failed."""
     return int(len(install(lambda line: print(f"==> kernels: {line}", flush=True))) < len(sources()))
 
 

@@ -48,7 +48,7 @@ _UNITS: Final = {"s": "s", "Bps": "bytes/s", "reqps": "a second", "percentunit":
 
 
 def ask(cluster: Cluster, seconds: float, seed: int, calm_s: float) -> None:
-    """One client for so long, with `calm_s` on average between two requests. What fails is seen in the metrics."""
+    """One client for so long, with `calm_s` on average between two requests. Failures show in the metrics."""
     rng, end_s = random.Random(seed), time.monotonic() + seconds
     shared = [[rng.randrange(600, 3000) for _ in range(400)] for _ in range(3)]
     while time.monotonic() < end_s:
@@ -61,7 +61,7 @@ def ask(cluster: Cluster, seconds: float, seed: int, calm_s: float) -> None:
 
 @contextlib.contextmanager
 def prometheus(program: Path, cluster: Cluster) -> Iterator[str]:
-    """A server of its own that scrapes the cluster every second; its URL."""
+    """Start a Prometheus server that scrapes the cluster every second; yields its URL."""
     target = urllib.parse.urlsplit(cluster.context["admin"]).netloc
     with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -90,7 +90,7 @@ def series(url: str, query: str, start_s: float, end_s: float) -> list[dict[str,
 
 
 def draw(name: str, url: str, start_s: float, end_s: float, path: Path) -> list[str]:
-    """One picture; the titles of panels that have nothing to show."""
+    """Draw one picture; returns the titles of panels without data."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -22,7 +22,7 @@ _SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A picture over time: expressions, each with what its lines are called; `unit` as Grafana has it."""
+    """A picture over time: expressions, each with the label of its lines; `unit` as in Grafana."""
 
     title: str
     unit: str
@@ -31,7 +31,7 @@ class Panel:
 
 
 def rate(metric: str, by: str = "", where: str = "") -> str:
-    """How fast a counter of routers grows, all of them together."""
+    """Rate of a counter of routers, all of them together."""
     return f"sum{_by(by)} (rate({metric}{{{where}}}[$__rate_interval]))"
 
 
@@ -43,13 +43,13 @@ def of_workers(metric: str, by: str, where: str = "", *, how: str = "sum", is_co
 
 
 def of_peak(counter: str, what: str) -> str:
-    """How fast a worker's counter grows, as a share of the peak of its accelerators."""
+    """Rate of a worker's counter, as a share of the peak of its accelerators."""
     peak = of_workers(f"tandem_worker_peak_{what}_per_second", "worker, role", is_counter=False)
     return f"{of_workers(counter, 'worker, role')} / {peak}"
 
 
 def quantiles(metric: str, *shares: float) -> tuple[tuple[str, str], ...]:
-    """Of a histogram, by model."""
+    """Quantiles of a histogram, by model."""
     rates = f"sum by (model, le) (rate({metric}_bucket[$__rate_interval]))"
     return tuple((f"histogram_quantile({share}, {rates})", f"{{{{model}}}} p{share * 100:g}") for share in shares)
 
@@ -218,7 +218,7 @@ DASHBOARDS: Final[dict[str, tuple[str, tuple[Panel, ...]]]] = {
 
 
 def dashboard(name: str) -> dict[str, Any]:
-    """As Grafana imports it; the data source is chosen there."""
+    """The dashboard in Grafana's import format; the data source is chosen there."""
     title, panels = DASHBOARDS[name]
     source = {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"}
     return {
@@ -257,7 +257,7 @@ def text(name: str) -> str:
 
 
 def stale() -> list[str]:
-    """Files that are not what stands here, or stand for nothing here."""
+    """Files that differ from this module's, or that it does not make."""
     wanted = {f"{name}.json": text(name) for name in DASHBOARDS}
     found = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.json")}
     return sorted(name for name in {*wanted, *found} if wanted.get(name) != found.get(name))

@@ -30,7 +30,7 @@ class FakeGpus:
 
     @property
     def path(self) -> str:
-        """A PATH on which they are found before real ones."""
+        """A PATH on which the fake programs come before real ones."""
         return f"{self.folder}{os.pathsep}{os.environ['PATH']}"
 
     def hold(self, gpu: int, used_mib: int, pid: int) -> str:
@@ -40,7 +40,7 @@ class FakeGpus:
         return f"GPU {gpu} has {used_mib} of {TOTAL_MIB} MiB in use (process {pid})"
 
     def show(self, gpu: int, used_mib: int) -> None:
-        """A screen takes memory, which is of no program that computes."""
+        """A display takes memory, without a computing process."""
         self._write("processes", "")
         self._write("gpus", "".join(_line(one, used_mib if one == gpu else 4) for one in (0, 1)))
 

@@ -26,7 +26,7 @@ def generate(out: Path) -> None:
 
 
 def differing(fresh: Path, stubs: Path) -> tuple[list[str], list[str]]:
-    """Names that `stubs` lacks or has with another content, and those that nothing generates any more."""
+    """Names that `stubs` lacks or has with other content, and those that are no longer generated."""
     names = {str(path.relative_to(fresh)) for path in fresh.rglob("*.py*")}
     there = {str(path.relative_to(stubs)) for path in stubs.rglob("*_pb2*.py*") if "__pycache__" not in path.parts}
     _, changed, missing = filecmp.cmpfiles(fresh, stubs, sorted(names), shallow=False)
@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def sync(fresh: Path, stubs: Path, stale: list[str], orphaned: list[str]) -> None:
-    """Make `stubs` what `differing` compared it with."""
+    """Make `stubs` equal to the fresh ones."""
     for name in stale:
         (stubs / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(fresh / name, stubs / name)

@@ -57,7 +57,7 @@ def requirements(extras: Iterable[str]) -> list[str]:
 
 
 def resolve(wanted: Iterable[str]) -> list[Pinned]:
-    """These and all that they need, as pip would install them now. Raises subprocess.CalledProcessError."""
+    """Resolve these and all their dependencies, as pip would install them now. Raises subprocess.CalledProcessError."""
     variables = {name: value for name, value in os.environ.items() if name not in ("PIP_FIND_LINKS", "PIP_INDEX_URL")}
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"

@@ -34,7 +34,7 @@ class ImportGraph:
 
     @property
     def implied(self) -> frozenset[tuple[str, str]]:
-        """Imports that others lead to, too: of A by C, where C imports B and B leads to A."""
+        """Imports that others imply: of A by C, where C imports B and B leads to A."""
         reach = _reach(self.sizes, self.imports)
         found = set()
         for importer, imported in self.imports:
@@ -46,7 +46,7 @@ class ImportGraph:
 
 
 def read(name: str = "", *, with_modules: bool = False) -> ImportGraph:
-    """The packages of `tandem`, or what is inside the one of this name. Raises ValueError if there is none.
+    """Read the packages of `tandem`, or the content of the one of this name. Raises ValueError if there is none.
 
     Modules beside the folders of a package share a box, unless `with_modules`, or if there is no folder.
     """
@@ -77,7 +77,7 @@ def read(name: str = "", *, with_modules: bool = False) -> ImportGraph:
 
 
 def dot(graph: ImportGraph) -> str:
-    """As Graphviz reads it."""
+    """The graph in Graphviz' format."""
     lines = [f'digraph "{graph.title}" {{', "  node [shape=box];"]
     lines += [f"  {{ rank=same; {' '.join(f'{_quoted(name)};' for name in row)} }}" for row in graph.rows]
     lines += [f"  {_quoted(a)} -> {_quoted(b)} [label={count}];" for (a, b), count in graph.imports.items()]
@@ -85,7 +85,7 @@ def dot(graph: ImportGraph) -> str:
 
 
 def mermaid(graph: ImportGraph) -> str:
-    """As Mermaid reads it. Boxes have numbers: a name may be a word of its own there."""
+    """The graph in Mermaid's format. Boxes have numbers: a name may be a keyword there."""
     boxes = {name: f"b{number}" for number, name in enumerate(name for row in graph.rows for name in row)}
     lines = ["flowchart TD", *(f'  {box}["{name}"]' for name, box in boxes.items())]
     lines += [f"  {boxes[a]} -->|{count}| {boxes[b]}" for (a, b), count in graph.imports.items()]
@@ -97,7 +97,7 @@ def _quoted(name: str) -> str:
 
 
 def _contract(root: str) -> tuple[tuple[str, ...], ...]:
-    """Rows of boxes that import-linter holds for what is inside `root`; none if there is no such contract."""
+    """Rows of boxes in import-linter's contract for the content of `root`; none if there is no such contract."""
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
     for contract in project["tool"]["importlinter"]["contracts"]:
         if contract["type"] != "layers":
@@ -123,7 +123,7 @@ def _rows(sizes: Mapping[str, int], imports: Mapping[tuple[str, str], int]) -> t
 
 
 def _reach(sizes: Mapping[str, int], imports: Mapping[tuple[str, str], int]) -> dict[str, set[str]]:
-    """Of each box, those that its imports lead to."""
+    """For each box, those that its imports lead to."""
     direct: dict[str, set[str]] = {name: set() for name in sizes}
     for importer, imported in imports:
         direct[importer].add(imported)

@@ -22,7 +22,7 @@ _SHOWN_LINES = 20
 
 
 def main() -> int:
-    """The exit status of the installer."""
+    """Run the installer; returns its exit status."""
     wanted = f".[{sys.argv[1]}]"
     if uv := shutil.which("uv"):
         _say("installing with uv")

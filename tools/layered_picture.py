@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from tools.import_graph import ImportGraph
 
 ROW_HEIGHT, BOX_HEIGHT, LETTER, GAP, LANE, PORT = 1.3, 0.56, 0.115, 0.32, 0.2, 0.08
-"""In inches: between two rows, of a box, of a letter, between boxes, between arrows that pass a row, between the pale
-arrows of a box."""
+"""Sizes in inches: between two rows, of a box, of a letter, between boxes, between arrows that pass a row, between the
+pale arrows of a box."""
 COLOURS = ("#2b6cb0", "#b7472a", "#2f855a", "#805ad5", "#b7791f", "#0d7d86", "#c2417f", "#5a6b1f", "#4a5568")
-"""Of boxes and the arrows that begin there, in turn."""
+"""Colours of boxes and the arrows that begin there, in turn."""
 SWEEPS = 24
 Arrow = tuple[str, str]
 Point = tuple[float, float]
@@ -32,7 +32,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class _Passage:
-    """Where an arrow passes a row."""
+    """Place where an arrow passes a row."""
 
     arrow: Arrow
     row: int
@@ -69,7 +69,7 @@ def draw(graph: ImportGraph, out: Path) -> None:
 
 
 class _Layout:
-    """Where everything is: `spots`, and a `line` for each arrow."""
+    """Positions of all parts: `spots`, and a `line` for each arrow."""
 
     def __init__(self, graph: ImportGraph) -> None:
         self.implied = graph.implied
@@ -101,7 +101,7 @@ class _Layout:
         return place.row if isinstance(place, _Passage) else self._row_of[place]
 
     def _links(self) -> tuple[_Links, _Links]:
-        """Of each place, those that arrows lead to in the row above and in the one below."""
+        """For each place, those that arrows lead to in the row above and in the one below."""
         above: dict[_Place, list[_Place]] = {}
         below: dict[_Place, list[_Place]] = {}
         for chain in self._chains.values():
@@ -113,7 +113,7 @@ class _Layout:
         return above, below
 
     def _weight(self, arrow: Arrow) -> int:
-        """How much of a box's edge an arrow takes."""
+        """Width that an arrow takes of a box's edge."""
         return 1 if arrow in self.implied else 3
 
     def _room(self, name: str) -> float:
@@ -134,7 +134,8 @@ class _Layout:
         return {place: (x[place], -ROW_HEIGHT * number) for number, row in enumerate(rows) for place in row}
 
     def _apart(self, row: Sequence[_Place], wished: Sequence[float]) -> list[float]:
-        """Places as near to those wished as their order and widths allow: neighbours that collide share their mean."""
+        """Places as near to the wanted ones as their order and widths allow: neighbours that collide share their
+        mean."""
         offsets, at = [0.0], 0.0
         for one, other in pairwise(row):
             are_lanes = isinstance(one, _Passage) and isinstance(other, _Passage)

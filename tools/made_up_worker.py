@@ -39,7 +39,7 @@ class MadeUpWorker:
     host: str = ""
 
     def info(self) -> w.WorkerInfo:
-        """For the hello of its stream."""
+        """Its WorkerInfo for the hello of its stream."""
         profile = w.KvProfile(
             fingerprint=self.fingerprint, identity={"model": self.model, "revision": self.fingerprint},
             groups=self.groups, tp=1, protocol_major=PROTOCOL[0], protocol_minor=PROTOCOL[1],
@@ -54,7 +54,7 @@ class MadeUpWorker:
         )  # fmt: skip
 
     def record(self) -> WorkerRecord:
-        """For the registry."""
+        """Its record for the registry."""
         return WorkerRecord(
             worker=self.worker, incarnation=self.incarnation, role=self.role, address=self.address, model=self.model,
             fingerprint=self.fingerprint, block_tokens=self.block_tokens, kv_dtype="float32",
@@ -65,8 +65,8 @@ class MadeUpWorker:
 
 
 async def let_in(context: Any, secret: ClusterSecret, method: str = STREAM) -> None:
-    """Prove to the caller of a call to whichever worker that this is a member of the cluster; end the call if the
-    caller is none."""
+    """Prove to the caller of any scripted worker that this is a member of the cluster; end the call if the caller is
+    none."""
     checker, line = ProofChecker(secret), value_of(context.invocation_metadata(), PROOF_KEY)
     refusal = checker.refusal(line, method, None)
     if refusal is not None and refusal.kind is Refused.STRANGER:

@@ -55,7 +55,7 @@ class Machine:
         return ["ip", "netns", "exec", self.namespace, "unshare", "--uts", "--mount", *view, *words]
 
     def processes(self) -> dict[int, str]:
-        """Every process of this machine with its command line, but for the one that asks."""
+        """Every process of this machine with its command line, except the calling one."""
         there = (_NAMESPACES / self.namespace).stat().st_ino
         found = {}
         for entry in Path("/proc").iterdir():
@@ -71,7 +71,7 @@ class Machine:
         return found
 
     def kill(self) -> None:
-        """SIGKILL to all of its processes, until none is left."""
+        """Send SIGKILL to all of its processes, until none is left."""
 
         def is_empty() -> bool:
             for pid in (left := self.processes()):
@@ -87,7 +87,7 @@ class Machine:
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
-        """This thread is in the machine's network, and so is what it starts meanwhile: threads and processes."""
+        """Enter the machine's network with this thread and the threads and processes that it starts meanwhile."""
         before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         there = os.open(_NAMESPACES / self.namespace, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -105,7 +105,7 @@ class Machine:
 def machines(folder: Path, addresses: Sequence[str], names: Sequence[str] = ()) -> Iterator[tuple[Machine, ...]]:
     """Machines of these addresses, the first wired to each other one; `folder` is an empty one with a short path.
 
-    What runs on them when the block ends is killed. NoNamespacesError where there can be none.
+    Processes that run on them when the block ends are killed. NoNamespacesError where there can be none.
     """
     made: list[Machine] = []
     with contextlib.ExitStack() as stack:

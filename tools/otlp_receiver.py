@@ -59,12 +59,12 @@ class Receiver:
         return span
 
     def below(self, span: ReceivedSpan) -> list[ReceivedSpan]:
-        """Its children, by their beginnings."""
+        """Its children, in the order of their start."""
         children = [one for one in list(self.spans) if one.parent == span.id and one.trace == span.trace]
         return sorted(children, key=lambda one: (one.start_ns, one.end_ns))
 
     def leaves(self, span: ReceivedSpan) -> list[ReceivedSpan]:
-        """Spans below it that have none below them, by their beginnings."""
+        """Spans below it without children, in the order of their start."""
         children = self.below(span)
         return [leaf for child in children for leaf in self.leaves(child)] if children else [span]
 

@@ -74,7 +74,7 @@ def _take(browser: Browser, cluster: Cluster, out: Path) -> None:
 
 
 def _ask(cluster: Cluster, seed: int, is_over: threading.Event) -> None:
-    """One request after the other, some of which begin alike."""
+    """Send one request after the other; some have a common beginning."""
     draw = random.Random(seed)
     shared = [[600 + (31 * number + place) % 3000 for place in range(SHARED_TOKENS)] for number in range(3)]
     while not is_over.is_set():

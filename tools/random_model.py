@@ -39,7 +39,7 @@ EXPERT_NAMES = {
     "deepseek_v2": ("mlp", "gate_proj", "up_proj", "down_proj"),
     "deepseek_v3": ("mlp", "gate_proj", "up_proj", "down_proj"),
 }
-"""Of families with experts: their block of a layer, and gate, up and down of each."""
+"""Names in families with experts: their block of a layer, and gate, up and down of each."""
 LATENTS = ("deepseek_v2", "deepseek_v3")
 LATENT_RANK, PLAIN, TURNED, VALUE = 32, 12, 16, 20
 """Of a latent and of the parts of a head; `head_dim` and `kv_heads` mean nothing there."""
@@ -75,7 +75,7 @@ class RandomModel:
 
     @property
     def features(self) -> int:
-        """Of the MLP, or of each expert."""
+        """Features of the MLP, or of each expert."""
         features = self.intermediate or 3 * self.hidden
         return (self.expert_intermediate or features) if self.family in (*EXPERT_NAMES, "gpt_oss") else features
 

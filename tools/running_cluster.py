@@ -23,7 +23,7 @@ from tools.waiting import wait_for
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 30.0
-"""Of what is answered at once, where many other processes want the cores, too."""
+"""Timeout of immediate answers, where many other processes use the cores, too."""
 
 
 @dataclass(slots=True)
@@ -198,5 +198,5 @@ def _ready(cluster: Cluster) -> bool:
 
 
 def kill(pid: int) -> None:
-    """kill -9."""
+    """Send SIGKILL."""
     os.kill(pid, signal.SIGKILL)

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
 INTERPRETER = "tests/unit/kernels/interpreter"
 RUNNERS = 3
-"""On two cores: half of the time of a test of processes is waiting."""
+"""Number for two cores: half of the time of a test of processes is waiting."""
 COMPUTING = (
     "tests/unit/kernels", "tests/unit/engine", "tests/unit/models", "tests/integration/engine/test_memory_plan.py",
     "tests/integration/bench/test_engine.py",

@@ -14,7 +14,7 @@ LOOK_EVERY_S, LOOK_EVERY_ASYNC_S = 0.02, 0.002
 
 
 def wait_for(condition: Callable[[], Any], timeout_s: float = PATIENCE_S, what: str = "") -> Any:
-    """Look until `condition()` is true, and return what it was. AssertionError after `timeout_s` without it."""
+    """Look until `condition()` is true, and return its value. AssertionError after `timeout_s` without it."""
     ends_s = time.monotonic() + timeout_s
     while not (value := condition()):
         if time.monotonic() > ends_s:
@@ -39,7 +39,7 @@ async def wait_for_async(
 
 
 def words_of(condition: Callable[..., Any]) -> str:
-    """Names a condition: a lambda by the line that it stands in."""
+    """Name a condition: a lambda by its source line."""
     name = str(getattr(condition, "__qualname__", repr(condition)))
     if name.endswith("<lambda>"):
         try:
