@@ -1,5 +1,5 @@
-"""Make the tables of docs/testing.md and `tests/durations.json` from the records of `pytest --record`: `make
-test-times`.
+"""Make the tables of docs/testing.md and `tests/durations.json` from the records of `pytest --record`
+(`make test-times`).
 
 Reads `build/tests.jsonl*`, which `make test` leaves, or the files that are named. `durations.json` has the seconds of
 each file, by which runners order their work, and the unit tests that took more than `SLOW_S` of CPU time, which
