@@ -120,7 +120,9 @@ TARGETS: Mapping[str, Target] = {
             "*/probed_connection.py": (f"{_KV}/test_transport_selection.py", "tests/unit/docs/test_transfer.py"),
             "*/payload_ring.py": (f"{_KV}/test_payload_ring.py", "tests/unit/docs/test_transfer.py"),
             "*/ring_allocator.py": (f"{_KV}/test_ring_allocator.py", f"{_KV}/test_payload_ring.py"),
-            "*/flow_control.py": (f"{_KV}/test_flow_control.py", f"{_KV}/test_payload_ring.py", "tests/unit/docs/test_transfer.py"),
+            "*/flow_control.py": (
+                f"{_KV}/test_flow_control.py", f"{_KV}/test_payload_ring.py", "tests/unit/docs/test_transfer.py",
+            ),
             "*/tcp.py": (f"{_KV}/test_transport_edges.py", _OVER, "-k", "tcp or edges"),
             "*/tcp*.py": (_OVER, "-k", "tcp"),
             "*/grpc*.py": (f"{_KV}/test_grpc_messages.py", _OVER, "-k", "grpc"),

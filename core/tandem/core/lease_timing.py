@@ -2,7 +2,7 @@
 up a live process, a longer one would write to a process that others gave up.
 
 There are two kinds of silence. A process that sends nothing is gone; one with a blocked event loop is slow, up to a
-longer bound (docs/adr/0047-liveness-off-the-loop.md).
+longer bound (docs/adr/0047-liveness-off-the-event-loop.md).
 """
 
 from __future__ import annotations
