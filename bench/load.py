@@ -9,17 +9,17 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from tandem.clusterctl.loadgen.client import Answer, Due, Target, send_all
+from tandem.clusterctl.loadgen.client import Due, Target, TimedAnswer, send_all
 from tandem.clusterctl.loadgen.client import complete as _complete
 
-__all__ = ["Answer", "Due", "ask", "body_of", "check_served", "complete", "offer"]
+__all__ = ["Due", "TimedAnswer", "ask", "body_of", "check_served", "complete", "offer"]
 
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 
 async def complete(
     host: str, port: int, body: dict[str, Any], due_s: float, timeout_s: float, headers: Mapping[str, str] = _NONE
-) -> Answer:
+) -> TimedAnswer:
     """POST /v1/completions with stream; never raises, an error is part of the answer."""
     return await _complete(Target(host=host, port=port), body, due_s, timeout_s, headers)
 
@@ -32,17 +32,17 @@ def body_of(prompt: Sequence[int], tokens: int, model: str = "tandem-tiny", **mo
 
 async def ask(
     api: str, body: dict[str, Any], due_s: float, timeout_s: float, headers: Mapping[str, str] = _NONE
-) -> Answer:
+) -> TimedAnswer:
     """`complete` at the API's URL."""
     return await _complete(Target.of(api), body, due_s, timeout_s, headers)
 
 
-async def offer(api: str, plan: Sequence[Due], timeout_s: float) -> list[Answer]:
+async def offer(api: str, plan: Sequence[Due], timeout_s: float) -> list[TimedAnswer]:
     """Send every request when it is due; returns their answers, in the order of the plan."""
     return await send_all(Target.of(api), plan, timeout_s)
 
 
-def check_served(answers: Sequence[Answer], allowed: str = "") -> None:
+def check_served(answers: Sequence[TimedAnswer], allowed: str = "") -> None:
     """SystemExit if a request failed, but for errors with these words."""
     failed = [answer.error for answer in answers if answer.error and not (allowed and allowed in answer.error)]
     if failed:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from tandem.core.label_limiter import MAX_VALUES
-from tandem.core.metric_names import CATALOGUE, Metric, Source
+from tandem.core.metric_names import CATALOGUE, Metric, MetricSource
 
 FILE: Final = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
 HEAD: Final = """\
@@ -74,14 +74,16 @@ A worker whose peak nobody said is in neither. Time without work counts; divide 
 
 def text() -> str:
     """The page."""
-    return HEAD.replace("{peers}", str(MAX_VALUES)) + "".join(_section(source) for source in Source if any(_of(source)))
+    return HEAD.replace("{peers}", str(MAX_VALUES)) + "".join(
+        _section(source) for source in MetricSource if any(_of(source))
+    )
 
 
-def _of(source: Source) -> Iterator[Metric]:
+def _of(source: MetricSource) -> Iterator[Metric]:
     return (metric for metric in CATALOGUE.values() if metric.source is source)
 
 
-def _section(source: Source) -> str:
+def _section(source: MetricSource) -> str:
     rows = "".join(map(_row, _of(source)))
     return f"\n## {source.value}\n\n| metric | kind | labels | |\n|---|---|---|---|\n{rows}"
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.load import Answer, Due, ask, body_of, check_served, offer
+from bench.load import Due, TimedAnswer, ask, body_of, check_served, offer
 from bench.report import Row, publish, quantile
 from tools.running_cluster import Cluster, running
 
@@ -80,7 +80,7 @@ class Load:
         counted = [end_s for end_s in ends_s if began_s + 2.0 <= end_s < began_s + seconds]
         return len(counted) / (seconds - 2.0)
 
-    async def offer(self, streams: Sequence[Stream], seconds: float) -> list[list[Answer]]:
+    async def offer(self, streams: Sequence[Stream], seconds: float) -> list[list[TimedAnswer]]:
         """All answers of each stream. Nothing of their prompts is cached."""
         due: list[tuple[float, int]] = []
         for number, stream in enumerate(streams):
@@ -103,18 +103,18 @@ def key(cluster: Cluster, tenant: str) -> dict[str, str]:
         return {"Authorization": f"Bearer {json.load(response)['key']}"}
 
 
-def is_met(answer: Answer) -> bool:
+def is_met(answer: TimedAnswer) -> bool:
     if answer.error or answer.ttft_s > TTFT_S:
         return False
     return (answer.token_s[-1] - answer.token_s[0]) / max(1, len(answer.token_s) - 1) <= ITL_S
 
 
-def p99_ms(answers: Sequence[Answer]) -> float:
+def p99_ms(answers: Sequence[TimedAnswer]) -> float:
     served = [answer.ttft_s for answer in answers if not answer.error]
     return quantile(served, 99) * 1000
 
 
-def refused(answers: Sequence[Answer]) -> int:
+def refused(answers: Sequence[TimedAnswer]) -> int:
     """Return the number of rejected answers; ends the measurement if any failed in another way."""
     check_served(answers, allowed=" 503 ")
     return sum(bool(answer.error) for answer in answers)

@@ -17,7 +17,7 @@ from bench.engine import llama
 from bench.engine.limits import GemmPeak, ReadBandwidth
 from bench.engine.steps import Shape, batch_of
 from bench.report import Row
-from tandem.core.gc_freeze import keep_loaded
+from tandem.core.gc_freeze import freeze_gc
 from tandem.core.prefill_queue import attended
 from tandem.engine.model_work import ModelWork, model_work
 from tandem.engine.request import StepResult
@@ -88,7 +88,7 @@ def measured(
     each = [*ours, *theirs, *thirds, *(case for cases in smaller.values() for case in cases)]
     for warming in each:
         warming.step()
-    keep_loaded()  # as a worker does behind its warm-up
+    freeze_gc()  # as a worker does behind its warm-up
     for _ in range(rounds):
         reads.append(bandwidth.measure())
         products.append(peak.measure())

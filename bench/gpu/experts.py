@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bench.gpu.machine import seconds
 from bench.gpu.report import Report
-from tandem.kernels.expert_mlp import ExpertWeights, Gate, expert_mlp
+from tandem.kernels.expert_mlp import ExpertWeights, GateActivation, expert_mlp
 
 Case = tuple[str, Callable[[Report], None]]
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 1.2e-2, torch.bfloat16: 1e-1}
@@ -43,7 +43,7 @@ class Shape:
         biases = [torch.randn(matrix.shape[0], device=device, dtype=dtype) for matrix in (gate_up, down)]
         return ExpertWeights(
             count=self.count, gate_up=gate_up, down=down, gate_up_bias=biases[0], down_bias=biases[1],
-            gate=Gate(kind="clamped", alpha=1.702, limit=7.0),
+            gate=GateActivation(kind="clamped", alpha=1.702, limit=7.0),
         )  # fmt: skip
 
     def choices(self, tokens: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ from bench.kvtransfer.ends import ReceiverEnd
 from tandem.core.block_hash import BlockHash
 from tandem.core.clock import MonotonicClock
 from tandem.core.config import SimSection
-from tandem.core.gc_freeze import keep_loaded
+from tandem.core.gc_freeze import freeze_gc
 from tandem.core.ids import GroupId
 from tandem.core.kv_layout import KVGroupSpec, KVLayout
 from tandem.core.sampling import SamplingParams
@@ -72,7 +72,7 @@ class DecodingEnd(ReceiverEnd):
 
 def main() -> None:
     end = DecodingEnd(json.loads(sys.argv[1]))
-    keep_loaded()
+    freeze_gc()
     print(json.dumps(end.hello()), flush=True)
     try:
         serve({"expect": end.expect, "settle": end.settle, "decode": end.decode})

@@ -22,7 +22,7 @@ from tandem.core.clock import MonotonicClock
 from tandem.core.ids import BlockId, GroupId, Rank, TransferId, WorkerId
 from tandem.core.kv_layout import KVGroupSpec
 from tandem.kernels.cpu_memory import keep_freed_memory
-from tandem.kvtransfer.events import Failed, Sent, Verified
+from tandem.kvtransfer.events import Failed, SendCompleted, Verified
 from tandem.kvtransfer.pool import HostPool
 from tandem.kvtransfer.receiver import TransferReceiver
 from tandem.kvtransfer.sender import TransferSender
@@ -164,7 +164,7 @@ class SenderEnd:
 
     def _await_sent(self, began: dict[int, float]) -> float:
         event = self._events.get(timeout=PATIENCE_S)
-        if not isinstance(event, Sent):
+        if not isinstance(event, SendCompleted):
             raise RuntimeError(f"transfer {event.transfer} ended as {event}")
         return time.perf_counter() - began[TransferId(event.transfer)]
 

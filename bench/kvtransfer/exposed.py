@@ -16,7 +16,7 @@ from typing import Any
 
 from bench import model_135m
 from bench.kvtransfer.children import Child
-from bench.load import Answer, ask, body_of, check_served
+from bench.load import TimedAnswer, ask, body_of, check_served
 from bench.report import Row
 from tools.running_cluster import running
 
@@ -100,25 +100,25 @@ def run_cluster(prompts: int) -> list[Row]:
     return rows
 
 
-def _first(answer: Answer) -> float:
+def _first(answer: TimedAnswer) -> float:
     return 1e3 * answer.ttft_s
 
 
-def _second(answer: Answer) -> float:
+def _second(answer: TimedAnswer) -> float:
     return 1e3 * answer.second_s
 
 
-def _served(flags: tuple[str, ...], prompts: int) -> list[Answer]:
+def _served(flags: tuple[str, ...], prompts: int) -> list[TimedAnswer]:
     dice = random.Random(11)
     with running("--model", str(model_135m.folder()), "--threads", "1", "--kv-memory", "256MiB", *flags) as cluster:
 
-        async def one() -> Answer:
+        async def one() -> TimedAnswer:
             prompt = [dice.randrange(300, 4000) for _ in range(TOKENS)]
             bias = {"400": 100}  # random weights give tokens that are no whole characters
             now_s = asyncio.get_running_loop().time()
             return await ask(cluster.api, body_of(prompt, 8, "bench-135m", logit_bias=bias), now_s, TIMEOUT_S)
 
-        async def all_of_them() -> list[Answer]:
+        async def all_of_them() -> list[TimedAnswer]:
             return [await one() for _ in range(prompts + 1)][1:]
 
         answers = asyncio.run(all_of_them())

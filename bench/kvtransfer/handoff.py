@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from bench.load import Answer, ask, body_of, check_served
+from bench.load import TimedAnswer, ask, body_of, check_served
 from bench.report import Row, quantile
 from tools.running_cluster import Cluster, running
 
@@ -29,9 +29,9 @@ def run(requests: int) -> list[Row]:
     return rows
 
 
-def _ask(cluster: Cluster, at_once: int, requests: int, seed: int) -> list[Answer]:
+def _ask(cluster: Cluster, at_once: int, requests: int, seed: int) -> list[TimedAnswer]:
     dice = random.Random(seed)
-    answers: list[Answer] = []
+    answers: list[TimedAnswer] = []
 
     async def client(count: int) -> None:
         for _ in range(count):
@@ -49,7 +49,7 @@ def _ask(cluster: Cluster, at_once: int, requests: int, seed: int) -> list[Answe
     return answers
 
 
-def _rows(case: str, answers: list[Answer]) -> list[Row]:
+def _rows(case: str, answers: list[TimedAnswer]) -> list[Row]:
     timings = [answer.timing["handoff"] for answer in answers if answer.timing and answer.timing.get("handoff")]
     if len(timings) < len(answers):
         raise SystemExit(f"{len(answers) - len(timings)} of {len(answers)} answers were not handed over")

@@ -23,7 +23,7 @@ from tandem.core.clock import MonotonicClock
 from tandem.core.ids import GroupId, Rank, TransferId, WorkerId
 from tandem.engine.runner import ModelRunner
 from tandem.engine.step_batch import SeqSlice, StepBatch
-from tandem.kvtransfer.events import Sent
+from tandem.kvtransfer.events import SendCompleted
 from tandem.kvtransfer.pool import HostPool, payload_bytes
 from tandem.kvtransfer.sender import TransferSender
 from tandem.kvtransfer.ticket import Endpoint, Ticket
@@ -123,7 +123,7 @@ class PrefillEnd:
 
     def _await_sent(self, number: int) -> None:
         event = self._events.get(timeout=PATIENCE_S)
-        if not isinstance(event, Sent) or event.transfer != TransferId(number):
+        if not isinstance(event, SendCompleted) or event.transfer != TransferId(number):
             raise RuntimeError(f"transfer {number} ended as {event}")
 
 

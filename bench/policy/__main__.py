@@ -23,10 +23,10 @@ from tandem.controlplane.simulator import traces
 from tandem.controlplane.simulator.calibration import Calibration
 from tandem.controlplane.simulator.capacity import MAX_WAITING, highest_factor
 from tandem.controlplane.simulator.setup import Setup
-from tandem.controlplane.simulator.simulator import Laboratory
-from tandem.controlplane.simulator.summary import Figures, figures
-from tandem.controlplane.simulator.traces import Trace
-from tandem.controlplane.simulator.workloads import Conversations, conversations, shared_prompt
+from tandem.controlplane.simulator.simulator import Simulator
+from tandem.controlplane.simulator.summary import Summary, figures
+from tandem.controlplane.simulator.traces import RequestLog
+from tandem.controlplane.simulator.workloads import ConversationWorkload, conversations, shared_prompt
 from tandem.core.config import AdmissionSection
 from tandem.core.errors import ConfigError
 
@@ -51,19 +51,19 @@ def setup_of(case: str, arguments: argparse.Namespace, calibration: Calibration)
     )  # fmt: skip
 
 
-def made_up(kind: str, seed: int) -> Trace:
+def made_up(kind: str, seed: int) -> RequestLog:
     """A synthetic trace, for users without one, or to see the effect of one system prompt."""
     if kind == "shared":
         return shared_prompt(requests=6000, rate=8.0, shared_tokens=8192, own_tokens=2048, output_tokens=128, seed=seed)
-    return conversations(Conversations(requests=4000), seed)
+    return conversations(ConversationWorkload(requests=4000), seed)
 
 
-def play(setup: Setup, trace: Trace) -> Figures:
+def play(setup: Setup, trace: RequestLog) -> Summary:
     """One run."""
-    return figures(Laboratory(setup, trace).run())
+    return figures(Simulator(setup, trace).run())
 
 
-def rows_of(case: str, result: Figures) -> Iterator[Row]:
+def rows_of(case: str, result: Summary) -> Iterator[Row]:
     for name, unit in SHOWN:
         yield Row(case, name, getattr(result, name), unit)
 
@@ -119,7 +119,7 @@ def _keep(rows: Sequence[Row], out: Path | None, load: Mapping[str, Any]) -> Non
         write("policy", rows, out, load=dict(load))
 
 
-def _played(arguments: argparse.Namespace, trace: Trace, base: Setup) -> Iterator[Row]:
+def _played(arguments: argparse.Namespace, trace: RequestLog, base: Setup) -> Iterator[Row]:
     """The trace's speed, and the rate that `base` sustains, if requested."""
     factor = arguments.scale
     if arguments.share:
@@ -134,7 +134,7 @@ def _played(arguments: argparse.Namespace, trace: Trace, base: Setup) -> Iterato
     yield Row("played", "ideal hit rate", trace.ideal_hit_rate(), "share")
 
 
-def _load(arguments: argparse.Namespace, trace: Trace, calibration: Calibration) -> dict[str, Any]:
+def _load(arguments: argparse.Namespace, trace: RequestLog, calibration: Calibration) -> dict[str, Any]:
     """Fields that figures of one file have in common."""
     names = ("seconds", "scale", "share", "base", "prefill", "decode", "mixed")
     of_trace = {"trace": trace.name, "requests": len(trace.requests), "seed": arguments.seed}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 
-from bench.load import Answer, ask, body_of, check_served
+from bench.load import TimedAnswer, ask, body_of, check_served
 from bench.profile.sampling import LIBRARIES, MODEL, watched
 from bench.report import Row, publish
 from tools.running_cluster import Cluster, running
@@ -24,13 +24,13 @@ SHOWN = 8
 STREAMS = 32
 TIMEOUT_S = 120.0
 
-Load = Callable[[str, Random, float], list[Answer]]
+Load = Callable[[str, Random, float], list[TimedAnswer]]
 
 
-def one_by_one(api: str, dice: Random, seconds: float) -> list[Answer]:
+def one_by_one(api: str, dice: Random, seconds: float) -> list[TimedAnswer]:
     """1,024 fresh token ids and four tokens of answer, the next request when the last one has ended."""
 
-    async def work() -> list[Answer]:
+    async def work() -> list[TimedAnswer]:
         answers, ends_s = [], time.monotonic() + seconds
         while time.monotonic() < ends_s:
             body = body_of([dice.randrange(300, 4000) for _ in range(1024)], 4)
@@ -40,24 +40,24 @@ def one_by_one(api: str, dice: Random, seconds: float) -> list[Answer]:
     return asyncio.run(work())
 
 
-def streams(api: str, dice: Random, seconds: float) -> list[Answer]:
+def streams(api: str, dice: Random, seconds: float) -> list[TimedAnswer]:
     """32 at once: prompts of 64 token ids, 128 tokens each; another one when one ends."""
 
-    async def stream(ends_s: float) -> list[Answer]:
+    async def stream(ends_s: float) -> list[TimedAnswer]:
         answers = []
         while time.monotonic() < ends_s:
             body = body_of([dice.randrange(300, 4000) for _ in range(64)], 128)
             answers.append(await ask(api, body, time.monotonic(), TIMEOUT_S))
         return answers
 
-    async def work() -> list[Answer]:
+    async def work() -> list[TimedAnswer]:
         ends_s = time.monotonic() + seconds
         return [answer for part in await asyncio.gather(*[stream(ends_s) for _ in range(STREAMS)]) for answer in part]
 
     return asyncio.run(work())
 
 
-def rate_of(answers: Sequence[Answer]) -> float:
+def rate_of(answers: Sequence[TimedAnswer]) -> float:
     """Tokens a second while all streams run: from a second after the last of them began until the last request of any.
     SystemExit if there is no such time."""
     times = sorted(at_s for answer in answers for at_s in answer.token_s)

@@ -18,7 +18,7 @@ from typing import Any
 from bench import pages
 from bench.report import Row, publish, quantile
 from bench.router.client import Answer, Due, Load, request
-from bench.router.house import MODEL, House, running
+from bench.router.house import MODEL, RouterBench, running
 from bench.router.overload import Make, capacity, overload, serve, steady
 from bench.router.peer import peer_running
 from tandem.router.tokenization.tokenizer import Tokenizer
@@ -85,7 +85,7 @@ class Seen:
         return [(a, *self.noted["requests"][a.id]) for a in self.answers if a.kind == kind]
 
 
-def offer(house: House, plan: Sequence[Due], marks: Sequence[tuple[float, Callable[[], None]]] = ()) -> Seen:
+def offer(house: RouterBench, plan: Sequence[Due], marks: Sequence[tuple[float, Callable[[], None]]] = ()) -> Seen:
     """Send everything when it is due and wait for the end of all answers."""
     house.report()
     load, before = Load(house.port), house.waits()
@@ -102,7 +102,7 @@ def offer(house: House, plan: Sequence[Due], marks: Sequence[tuple[float, Callab
     return Seen(answers, house.report(), cpu_s, wall_s, router_ms, workers_ms)
 
 
-def long_answers(house: House, make: Make, rate: float, seconds: float, tokens: int) -> list[Row]:
+def long_answers(house: RouterBench, make: Make, rate: float, seconds: float, tokens: int) -> list[Row]:
     """Streams served of `rate` a second, and the router's use of resources, once as many run as ever will."""
     case = "128 token ids, 512 tokens"
     house.report()
@@ -124,7 +124,7 @@ def late(seen: Seen) -> float:
     return float(seen.noted["late_steps"]) / max(1, int(seen.noted["steps"]))
 
 
-def latency(house: House, prompts: Prompts, seconds: float, load_rate: float) -> list[Row]:
+def latency(house: RouterBench, prompts: Prompts, seconds: float, load_rate: float) -> list[Row]:
     """Added latency of long prompts, while the core has half of its load of 128-token text prompts: `load_rate` a
     second. Limits are for a core that encodes 8k tokens of text in LIMITS_8K_MS, and in proportion on slower ones.
 
@@ -168,7 +168,7 @@ def timed_ms(tokenizer: Tokenizer, text: str) -> float:
     return 1e3 * (time.perf_counter() - started_s)
 
 
-def costs(house: House, prompts: Prompts, seconds: float, rate: float = 60.0) -> list[Row]:
+def costs(house: RouterBench, prompts: Prompts, seconds: float, rate: float = 60.0) -> list[Row]:
     """CPU of a request and of each token more, by answers of two lengths; what an idle router uses is taken off."""
     case = f"{house.workers} workers"
     used, walls = {}, {}

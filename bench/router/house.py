@@ -50,7 +50,7 @@ class Waits:
 
 
 @dataclass(slots=True)
-class House:
+class RouterBench:
     """A running router with `workers` scripted workers behind it."""
 
     port: int
@@ -99,7 +99,7 @@ def router_cores() -> tuple[set[int], set[int]]:
 
 
 @contextmanager
-def running(workers: int, step_ms: float) -> Iterator[House]:
+def running(workers: int, step_ms: float) -> Iterator[RouterBench]:
     """Start everything, wait until the router is ready; everything ends with the block."""
     before, (router_core, other) = os.sched_getaffinity(0), router_cores()
     os.sched_setaffinity(0, other)
@@ -128,7 +128,7 @@ def running(workers: int, step_ms: float) -> Iterator[House]:
         url = _address(folder, router)
         _wait_ready(url)
         port = int(url.rsplit(":", 1)[1])
-        house = House(port=port, router_pid=router.pid, workers=workers, step_ms=step_ms, _scripted=scripted)
+        house = RouterBench(port=port, router_pid=router.pid, workers=workers, step_ms=step_ms, _scripted=scripted)
         house.settle()
         yield house
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from bench.report import Row, publish
 from tandem.controlplane.simulator import traces
 from tandem.controlplane.simulator.setup import Setup
-from tandem.controlplane.simulator.simulator import Laboratory
+from tandem.controlplane.simulator.simulator import Simulator
 from tandem.controlplane.simulator.summary import figures
-from tandem.controlplane.simulator.traces import Trace
-from tandem.controlplane.simulator.workloads import Conversations, conversations
+from tandem.controlplane.simulator.traces import RequestLog
+from tandem.controlplane.simulator.workloads import ConversationWorkload, conversations
 from tandem.core.config import AdmissionSection, Disaggregation, PolicyName
 from tandem.core.errors import ConfigError
 from tandem.core.prefill_queue import QueueRules
@@ -39,7 +39,11 @@ def main() -> int:
     parser.add_argument("--decode", type=int, default=600)
     arguments = parser.parse_args()
     try:
-        trace = traces.read(arguments.trace) if arguments.trace else conversations(Conversations(requests=REQUESTS), 1)
+        trace = (
+            traces.read(arguments.trace)
+            if arguments.trace
+            else conversations(ConversationWorkload(requests=REQUESTS), 1)
+        )
         if arguments.seconds:
             trace = trace.first(arguments.seconds)
         whole = _setup(arguments.prefill, arguments.decode)
@@ -58,9 +62,9 @@ def _setup(prefill: int, decode: int) -> Setup:
     return Setup(policy=policy, queue=QueueRules(), admission=AdmissionSection(), prefill=prefill, decode=decode)
 
 
-def _rows(setup: Setup, trace: Trace, aim_s: float | None) -> Iterator[Row]:
+def _rows(setup: Setup, trace: RequestLog, aim_s: float | None) -> Iterator[Row]:
     began_s, spent_s = time.monotonic(), time.process_time()
-    found = figures(Laboratory(setup, trace).run())
+    found = figures(Simulator(setup, trace).run())
     wall_s, spent_s = time.monotonic() - began_s, time.process_time() - spent_s
     count = len(trace.requests)
     case = f"{setup.prefill}P:{setup.decode}D, {trace.span_s:.0f} s of {trace.name}, {count} requests"

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from proof.calibration.figures import Served, figures
 from proof.calibration.runs import LEAD, Run, setup
 from tandem.controlplane.simulator.calibration import Calibration
-from tandem.controlplane.simulator.simulator import Laboratory
-from tandem.controlplane.simulator.traces import Trace
+from tandem.controlplane.simulator.simulator import Simulator
+from tandem.controlplane.simulator.traces import RequestLog
 
 _STRIDES = (0.16, 0.08, 0.04, 0.02, 0.01)
 """Strides of the search, in logarithms of the factors."""
@@ -50,9 +50,9 @@ class Knobs:
         )
 
 
-def play(run: Run, trace: Trace, calibration: Calibration) -> dict[str, float]:
+def play(run: Run, trace: RequestLog, calibration: Calibration) -> dict[str, float]:
     """The figures that the simulator gives."""
-    records = Laboratory(setup(run, calibration), trace).run().records
+    records = Simulator(setup(run, calibration), trace).run().records
     served = [
         Served(
             arrival_s=one.arrival_s, first_s=one.arrival_s + one.ttft_s, last_s=one.arrival_s + one.e2e_s,
@@ -63,7 +63,7 @@ def play(run: Run, trace: Trace, calibration: Calibration) -> dict[str, float]:
     return figures(served)
 
 
-def closest(base: Calibration, runs: Sequence[tuple[Run, Trace, Mapping[str, float]]]) -> tuple[Knobs, float]:
+def closest(base: Calibration, runs: Sequence[tuple[Run, RequestLog, Mapping[str, float]]]) -> tuple[Knobs, float]:
     """The knobs with which the simulator comes closest to the measurements in `runs`; and the mean error that stays,
     root of the mean square."""
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.load import Answer, Due, check_served, offer
+from bench.load import Due, TimedAnswer, check_served, offer
 from proof.calibration.engines import Engine
 from proof.calibration.figures import Served, figures
 from proof.calibration.runs import LEAD, Run
-from tandem.controlplane.simulator.traces import Trace
+from tandem.controlplane.simulator.traces import RequestLog
 from tools.running_cluster import Cluster, running
 from tools.waiting import wait_for
 
@@ -20,7 +20,7 @@ TIMEOUT_S = 300.0
 _COUNTERS = ("steps", "step_seconds", "prefill_tokens", "decode_tokens", "preemptions")
 
 
-def play(engine: Engine, run: Run, trace: Trace) -> dict[str, Any]:
+def play(engine: Engine, run: Run, trace: RequestLog) -> dict[str, Any]:
     """Start the cluster, offer the requests; returns figures, and the workers' counts. SystemExit if a request
     fails."""
     with tempfile.TemporaryDirectory(prefix="td-") as folder:
@@ -57,7 +57,7 @@ def _all_there(cluster: Cluster, count: int) -> dict[str, dict[str, float]]:
     return _counted(cluster)
 
 
-def served(trace: Trace, answers: Sequence[Answer]) -> list[Served]:
+def served(trace: RequestLog, answers: Sequence[TimedAnswer]) -> list[Served]:
     """The counted requests. An answer's last moment is that of its last token, in any grouping of events."""
     start_s = answers[0].due_s - trace.requests[0].arrival_s
     return [
@@ -69,7 +69,7 @@ def served(trace: Trace, answers: Sequence[Answer]) -> list[Served]:
     ]  # fmt: skip
 
 
-def _worked(cluster: Cluster, before: dict[str, dict[str, float]], trace: Trace) -> dict[str, dict[str, float]]:
+def _worked(cluster: Cluster, before: dict[str, dict[str, float]], trace: RequestLog) -> dict[str, dict[str, float]]:
     """Counts of every worker since; reports come a moment later than answers. First tokens are their prompts'."""
     prompts = sum(one.prompt_tokens for one in trace.requests)
     answers = sum(one.output_tokens - 1 for one in trace.requests)

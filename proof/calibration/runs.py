@@ -8,10 +8,10 @@ import random
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tandem.controlplane.planner.records import Split
+from tandem.controlplane.planner.records import RoleSplit
 from tandem.controlplane.simulator.calibration import Calibration
 from tandem.controlplane.simulator.setup import Setup
-from tandem.controlplane.simulator.traces import Trace, TraceRequest
+from tandem.controlplane.simulator.traces import RequestLog, TraceRequest
 from tandem.controlplane.simulator.workloads import varied
 from tandem.core.config import AdmissionSection, Disaggregation, PolicyName
 from tandem.core.prefill_queue import QueueRules
@@ -43,8 +43,8 @@ class Way(StrEnum):
         return Disaggregation.ALWAYS if self is Way.ALWAYS else Disaggregation.AUTO
 
     @property
-    def workers(self) -> Split:
-        return Split(0, 0, 2) if self is Way.MIXED else Split(1, 1)
+    def workers(self) -> RoleSplit:
+        return RoleSplit(0, 0, 2) if self is Way.MIXED else RoleSplit(1, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ RUNS = (
 )
 
 
-def trace(run: Run, base: Calibration, *, seconds: float, seed: int) -> Trace:
+def trace(run: Run, base: Calibration, *, seconds: float, seed: int) -> RequestLog:
     """LEAD requests one by one, a rest, then those that count for `seconds` at most. `base`: what workers can do."""
     most = seconds * most_per_s(base, run.way, run.lengths)
     count = max(8, round(most * (_BURST_SHARE if run.load == BURST else run.load)))
@@ -105,7 +105,7 @@ def trace(run: Run, base: Calibration, *, seconds: float, seed: int) -> Trace:
     ]
     after_s = LEAD * _LEAD_APART_S + _REST_S
     counted = [dataclasses.replace(one, arrival_s=one.arrival_s + after_s) for one in made.requests]
-    return Trace(name=run.name, requests=(*lead, *counted))
+    return RequestLog(name=run.name, requests=(*lead, *counted))
 
 
 def most_per_s(base: Calibration, way: Way, lengths: Lengths) -> float:

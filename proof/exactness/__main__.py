@@ -81,7 +81,7 @@ class Run:
         self._pair = Loopback(
             Path(tempfile.mkdtemp(prefix="td-")), folder, transport=case.transport, chunk_tokens=case.chunk_tokens
         )
-        vocab = self._pair.p.shell.engine.vocab_size
+        vocab = self._pair.p.context.engine.vocab_size
         self._prompts = [[self._random.randrange(vocab) for _ in range(length)] for length in lengths]
         self._count = 0
 
@@ -105,7 +105,7 @@ class Run:
         sender, receiver = self._pair.p, self._pair.d
         for group, pool in sender.pools.items():
             spec = pool.spec
-            here, there = sender.shell.engine.ledgers[group], receiver.shell.engine.ledgers[group]
+            here, there = sender.context.engine.ledgers[group], receiver.context.engine.ledgers[group]
             shared = [h for h in here.hashes() if there.lookup(h) is not None]
             crossed = [n // spec.block_tokens - spec.first_to_hand_over(n) for n in self._lengths]
             if len(shared) < sum(crossed):

@@ -263,7 +263,7 @@ def _run(disturbed: Disturbed) -> Outcome:
     assert len(completed) >= len(disturbed.flights) // 3
     disturbed.p.check_baseline()
     disturbed.d.check_baseline()
-    assert disturbed.p.shell.receiver.counters()["open"] == disturbed.d.shell.receiver.counters()["open"] == 0
+    assert disturbed.p.context.receiver.counters()["open"] == disturbed.d.context.receiver.counters()["open"] == 0
     assert disturbed.p.role._quiescing == {}  # type: ignore[attr-defined]
     assert disturbed.d.role._handoffs == {}  # type: ignore[attr-defined]
     attempts = sum(flight.attempt for flight in disturbed.flights.values())

@@ -18,7 +18,7 @@ from proof.laboratory.figures import errors, figures
 from proof.laboratory.runs import RUNS, SHIFT_S, Run, part, shifted
 from proof.record import Record, arguments_of
 from tandem.controlplane.simulator import traces
-from tandem.controlplane.simulator.traces import Trace
+from tandem.controlplane.simulator.traces import RequestLog
 from tandem.core.errors import ConfigError
 
 TRACE = "TANDEM_TRACE"
@@ -49,7 +49,7 @@ def main() -> int:
     return record.verdict(len(wanted), broken=sum(error > LIMIT for error in worst))
 
 
-def _both(run: Run, trace: Trace) -> dict[str, Any]:
+def _both(run: Run, trace: RequestLog) -> dict[str, Any]:
     measured = real.play(run, trace)
     served, busy_s = virtual.play(run, trace, measured.idle)
     found, said = figures(measured.served, measured.busy_s), figures(served, busy_s)

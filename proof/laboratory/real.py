@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from bench.load import Answer, complete
+from bench.load import TimedAnswer, complete
 from proof.laboratory.figures import Served
 from proof.laboratory.runs import DECODE, LONG, PREFILL, SHORT, Run, idle_prompts, prompts
-from tandem.controlplane.simulator.traces import Trace
+from tandem.controlplane.simulator.traces import RequestLog
 from tools.running_cluster import Cluster, running
 
 TIMEOUT_S = 300.0
@@ -43,7 +43,7 @@ class Real:
     busy_s: tuple[float, ...]
 
 
-def play(run: Run, trace: Trace) -> Real:
+def play(run: Run, trace: RequestLog) -> Real:
     """Start the cluster, measure it idle, offer the requests. SystemExit if one of them fails."""
     with tempfile.TemporaryDirectory(prefix="td-") as folder:
         config = Path(folder) / "cluster.toml"
@@ -101,10 +101,10 @@ async def _idle(cluster: Cluster) -> Idle:
     )
 
 
-async def _offer(cluster: Cluster, trace: Trace) -> Sequence[Answer]:
+async def _offer(cluster: Cluster, trace: RequestLog) -> Sequence[TimedAnswer]:
     texts, start_s = prompts(trace), time.monotonic() + 0.5
 
-    async def one(number: int) -> Answer:
+    async def one(number: int) -> TimedAnswer:
         request, due_s = trace.requests[number], start_s + trace.requests[number].arrival_s
         await asyncio.sleep(max(0.0, due_s - time.monotonic()))
         return await _ask(cluster, texts[number], request.output_tokens, due_s)
@@ -114,7 +114,7 @@ async def _offer(cluster: Cluster, trace: Trace) -> Sequence[Answer]:
     return [task.result() for task in tasks]
 
 
-async def _ask(cluster: Cluster, prompt: Sequence[int], output_tokens: int, due_s: float) -> Answer:
+async def _ask(cluster: Cluster, prompt: Sequence[int], output_tokens: int, due_s: float) -> TimedAnswer:
     url = urlsplit(cluster.api)
     body: dict[str, Any] = {
         "model": "tandem-tiny", "prompt": list(prompt), "max_tokens": output_tokens, "ignore_eos": True,

@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tandem.controlplane.simulator.traces import Trace, TraceRequest
+from tandem.controlplane.simulator.traces import RequestLog, TraceRequest
 from tandem.core.config import PolicyName, SimSection, WorkerSection
 from tandem.core.prefill_queue import QueueRules
 
@@ -69,7 +69,7 @@ def shifted(runs: Sequence[Run], seed: int) -> tuple[Run, ...]:
     return tuple(dataclasses.replace(run, from_s=run.from_s + shift_s) for run in runs)
 
 
-def part(trace: Trace, run: Run, *, scale: float, seconds: float, max_tokens: int) -> Trace:
+def part(trace: RequestLog, run: Run, *, scale: float, seconds: float, max_tokens: int) -> RequestLog:
     """The requests of one run, the first at 0 s, shrunk, one after the other. Those longer than `max_tokens` with their
     answer are cut."""
     end_s = run.from_s + seconds * scale
@@ -90,7 +90,7 @@ def _apart(requests: Iterable[TraceRequest]) -> Iterator[TraceRequest]:
             yield dataclasses.replace(request, arrival_s=request.arrival_s + number * _APART_S)
 
 
-def prompts(trace: Trace) -> list[list[int]]:
+def prompts(trace: RequestLog) -> list[list[int]]:
     """Token ids for every request; equal block ids are equal tokens."""
     return [_prompt(number, request, trace.block_tokens) for number, request in enumerate(trace.requests)]
 

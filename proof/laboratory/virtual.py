@@ -9,8 +9,8 @@ from proof.laboratory.real import Idle
 from proof.laboratory.runs import DECODE, LONG, PREFILL, SHORT, Run
 from tandem.controlplane.simulator.calibration import Calibration, of_sim_engine
 from tandem.controlplane.simulator.setup import Setup
-from tandem.controlplane.simulator.simulator import Laboratory
-from tandem.controlplane.simulator.traces import Trace
+from tandem.controlplane.simulator.simulator import Simulator
+from tandem.controlplane.simulator.traces import RequestLog
 from tandem.core.config import SIM_KV_BYTES, AdmissionSection, Disaggregation
 from tandem.router.routing.policies import create_policy
 
@@ -34,13 +34,13 @@ def calibration(run: Run, idle: Idle) -> Calibration:
     )  # fmt: skip
 
 
-def play(run: Run, trace: Trace, idle: Idle) -> tuple[list[Served], list[float]]:
+def play(run: Run, trace: RequestLog, idle: Idle) -> tuple[list[Served], list[float]]:
     """Return the outcome of every request, and seconds in steps of every worker that computes prompts."""
     setup = Setup(
         policy=create_policy(run.policy, Disaggregation.AUTO), queue=run.queue, prefill=PREFILL, decode=DECODE,
         calibration=calibration(run, idle), max_tokens=None, admission=AdmissionSection(),
     )  # fmt: skip
-    outcome = Laboratory(setup, trace).run()
+    outcome = Simulator(setup, trace).run()
     served = [
         Served(ttft_s=r.ttft_s, e2e_s=r.e2e_s, prompt_tokens=r.prompt_tokens, cached_tokens=r.cached_tokens)
         for r in outcome.records

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tandem.controlplane.simulator.calibration import Calibration
-from tandem.controlplane.simulator.sweep import Axes, Place, Point, point_at
+from tandem.controlplane.simulator.sweep import Axes, MapPoint, Point, point_at
 from tandem.core.config import SloSection
 
 AXES = Axes()
@@ -16,13 +16,13 @@ NEAR = 0.95
 """Least part of the best other way's result."""
 
 
-def label(place: Place) -> str:
+def label(place: MapPoint) -> str:
     """A point's name in the results."""
     link, load, prompt, output = place
     return f"{prompt} + {output} tokens, {load:.0%} load, {link / 1e9:g} GB/s"
 
 
-def play(place: Place, calibration: Calibration, axes: Axes = AXES) -> dict[str, Any]:
+def play(place: MapPoint, calibration: Calibration, axes: Axes = AXES) -> dict[str, Any]:
     """Every way, on every split of the workers."""
     point = point_at(place, calibration, axes, PROMISE)
     return {**_rounded(dataclasses.asdict(point)), "nearness": round(point.nearness, 4)}

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from proof.planner.runs import FIXED, PLANNER, START, WORKERS, Load
-from tandem.clusterctl.loadgen.client import Answer, Target, send_all
-from tandem.clusterctl.loadgen.requests import Form, plan_of
+from tandem.clusterctl.loadgen.client import Target, TimedAnswer, send_all
+from tandem.clusterctl.loadgen.requests import RequestForm, plan_of
 from tandem.clusterctl.loadgen.results import Slo
 from tandem.controlplane.bundled import bundled_model
-from tandem.controlplane.simulator.traces import Trace
+from tandem.controlplane.simulator.traces import RequestLog
 from tandem.core.config import SloSection
 from tandem.core.events import EventKind
 from tools.running_cluster import Cluster, running
@@ -59,7 +59,7 @@ class Scale:
         return SloSection(ttft_s=ttft_s / self.speed, itl_s=itl_s * self.shrink / self.speed)
 
 
-def trace_of(load: Load, first: Trace, second: Trace, scale: Scale) -> tuple[Trace, float]:
+def trace_of(load: Load, first: RequestLog, second: RequestLog, scale: Scale) -> tuple[RequestLog, float]:
     """Both traces in a row in this machine's seconds, and the start of the second."""
     whole, change_s = load.trace(first, second)
     whole = whole.shrunk(scale.shrink)
@@ -128,7 +128,7 @@ budget = {WORKERS}
 """
 
 
-def play_live(load: Load, name: str, first: Trace, second: Trace, scale: Scale) -> dict[str, Any]:
+def play_live(load: Load, name: str, first: RequestLog, second: RequestLog, scale: Scale) -> dict[str, Any]:
     """As `runs.play`, by real workers; goodput is in requests a second of the traces' time."""
     trace, change_s = trace_of(load, first, second, scale)
     with tempfile.TemporaryDirectory(prefix="td-plan-") as folder:
@@ -166,14 +166,14 @@ def most_workers(events: Sequence[Mapping[str, Any]]) -> int:
     return max((sum(map(int, re.findall(r" (\d+)(?:, |$)", pools))) for pools in told), default=0)
 
 
-def _send(cluster: Cluster, trace: Trace) -> list[Answer]:
+def _send(cluster: Cluster, trace: RequestLog) -> list[TimedAnswer]:
     done, count = itertools.count(1), len(trace.requests)
 
-    def heard(answer: Answer) -> None:
+    def heard(answer: TimedAnswer) -> None:
         if (number := next(done)) % 1000 == 0:
             print(f"  {number} of {count} answered", flush=True)
 
-    plan = plan_of(trace, Form(model=MODEL, headers={}), 1)
+    plan = plan_of(trace, RequestForm(model=MODEL, headers={}), 1)
     return asyncio.run(send_all(Target.of(cluster.api, is_strict=True), plan, _ANSWER_S, heard))
 
 
@@ -184,7 +184,7 @@ def _change(event: Mapping[str, Any], began_s: float, scale: Scale) -> dict[str,
     return {"at_s": round((event["time_s"] - began_s) * scale.speed, 1), "from": before, "to": after, "why": why}
 
 
-def _errors(answers: Sequence[Answer]) -> dict[str, int]:
+def _errors(answers: Sequence[TimedAnswer]) -> dict[str, int]:
     """Count each error; rejections, as promises could not be kept, are separate by their words."""
     found: dict[str, int] = {}
     for answer in answers:

@@ -7,22 +7,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tandem.controlplane.planner import hardware
-from tandem.controlplane.planner.records import Rules, Split
+from tandem.controlplane.planner.records import RoleSplit, Rules
 from tandem.controlplane.simulator.calibration import Calibration
 from tandem.controlplane.simulator.rates import calibration_of
 from tandem.controlplane.simulator.setup import Setup
-from tandem.controlplane.simulator.simulator import Laboratory, Outcome
+from tandem.controlplane.simulator.simulator import Outcome, Simulator
 from tandem.controlplane.simulator.summary import attained
-from tandem.controlplane.simulator.traces import Trace
+from tandem.controlplane.simulator.traces import RequestLog
 from tandem.core.config import AdmissionSection, Disaggregation, PlannerMode, PolicyName, SloSection
 from tandem.core.prefill_queue import QueueRules
 from tandem.router.routing.policies import create_policy
 
 WORKERS = 8
-START = Split(6, 2)
+START = RoleSplit(6, 2)
 """Split with which the planner starts."""
 PLANNER = "planner"
-FIXED = tuple(Split(prefill, WORKERS - prefill) for prefill in range(1, WORKERS))
+FIXED = tuple(RoleSplit(prefill, WORKERS - prefill) for prefill in range(1, WORKERS))
 NAMES = (*map(str, FIXED), PLANNER)
 _TIMES = (
     "prefill_step_s", "prefill_token_s", "prefill_context_s",
@@ -45,12 +45,12 @@ class Load:
     calibration: Calibration
     disaggregation: Disaggregation = Disaggregation.AUTO
 
-    def trace(self, first: Trace, second: Trace) -> tuple[Trace, float]:
+    def trace(self, first: RequestLog, second: RequestLog) -> tuple[RequestLog, float]:
         """Both traces in a row, and the start of the second."""
         before = first.scaled(self.first_scale).first(self.seconds)
         return before.followed_by(self.second_half(second)), before.span_s
 
-    def second_half(self, second: Trace) -> Trace:
+    def second_half(self, second: RequestLog) -> RequestLog:
         """The second trace, alone."""
         return second.scaled(self.second_scale).first(self.seconds)
 
@@ -77,11 +77,11 @@ def setup(load: Load, name: str) -> Setup:
     )  # fmt: skip
 
 
-def play(load: Load, name: str, first: Trace, second: Trace) -> dict[str, Any]:
+def play(load: Load, name: str, first: RequestLog, second: RequestLog) -> dict[str, Any]:
     """Goodput in each half and over the whole, and what the planner did. For a fixed split also that of the second half
     when nothing came before it: in a row it begins with what the first one has left waiting."""
     trace, change_s = load.trace(first, second)
-    outcome = Laboratory(setup(load, name), trace).run()
+    outcome = Simulator(setup(load, name), trace).run()
     halves = [[r for r in outcome.records if (r.arrival_s >= change_s) is is_second] for is_second in (False, True)]
     kept = [attained(half, load.promise) for half in halves]
     spans_s = [change_s, trace.span_s - change_s]
@@ -98,10 +98,10 @@ def play(load: Load, name: str, first: Trace, second: Trace) -> dict[str, Any]:
     }
 
 
-def _alone(load: Load, name: str, second: Trace) -> float:
+def _alone(load: Load, name: str, second: RequestLog) -> float:
     """Goodput of a fixed split in the second half without the first."""
     trace = load.second_half(second)
-    records = Laboratory(setup(load, name), trace).run().records
+    records = Simulator(setup(load, name), trace).run().records
     return round(attained(records, load.promise) * len(records) / max(trace.span_s, 1e-9), 4)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from tandem.core.metric_names import CATALOGUE, Kind, Metric
+from tandem.core.metric_names import CATALOGUE, Metric, MetricKind
 
 CHART = Path(__file__).resolve().parents[2] / "deploy" / "helm" / "tandem"
 ALERTS = CHART / "files" / "alerts.yaml"
@@ -52,7 +52,7 @@ def _selected(expression: str) -> Mapping[str, set[str]]:
 def _base(name: str) -> str:
     """Without the suffix of a histogram's sample."""
     metric: Metric | None = CATALOGUE.get(_SUFFIX.sub("", name))
-    return str(metric) if metric is not None and metric.kind is Kind.HISTOGRAM else name
+    return str(metric) if metric is not None and metric.kind is MetricKind.HISTOGRAM else name
 
 
 def _of_alerts() -> Iterator[tuple[str, str]]:

@@ -10,14 +10,14 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 
 from tandem.core import metric_names as names
-from tandem.core.metric_names import CATALOGUE, Kind
+from tandem.core.metric_names import CATALOGUE, MetricKind
 from tests.e2e.queries import expressions, metrics_in
 from tests.integration.worker.pair import MODEL
 from tools.running_cluster import Cluster, running
 from tools.waiting import wait_for
 
 PROMPT = [(7 * k) % 3000 + 600 for k in range(150)]
-ENDS = {Kind.COUNTER: ("_total",), Kind.GAUGE: ("",), Kind.HISTOGRAM: ("_bucket", "_count", "_sum")}
+ENDS = {MetricKind.COUNTER: ("_total",), MetricKind.GAUGE: ("",), MetricKind.HISTOGRAM: ("_bucket", "_count", "_sum")}
 FLAGS = ("--engine", "sim", "--prefill", "2", "--decode", "2", "--disaggregation", "always", "--model", str(MODEL))
 CONFIG = """
 [slo.fast]

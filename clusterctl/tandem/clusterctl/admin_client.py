@@ -14,7 +14,7 @@ import httpx
 
 from tandem.clusterctl.paths import find_state
 from tandem.core.errors import AuthError, ConfigError, InternalError, UnavailableError, from_code
-from tandem.core.paths import written_out
+from tandem.core.paths import expand_user
 
 _TIMEOUT_S = 10.0
 _POLL_S = 0.1
@@ -45,7 +45,7 @@ class AdminClient:
     def find(cls, *, endpoint: str, admin_key_file: str, name: str, state_dir: str) -> AdminClient:
         """Connect to `endpoint` with `admin_key_file` if given, else by the context file of cluster `name`."""
         state = find_state(name, state_dir)
-        given = written_out(admin_key_file) if admin_key_file else None
+        given = expand_user(admin_key_file) if admin_key_file else None
         if endpoint:
             if given is None and not _is_loopback(endpoint):
                 raise ConfigError(

@@ -16,7 +16,7 @@ _SIGNS: Final = {"create": "+", "set": "~", "stop": "-", "revoke": "-", "release
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deed:
+class EffectKind:
     """One change; `subject` is its target: a worker, a key, a class."""
 
     deed: Literal["create", "set", "stop", "revoke", "release"]
@@ -29,23 +29,23 @@ class Deed:
         return f"{_SIGNS[self.deed]} {self.subject}: {self.deed}" + (f" ({self.detail})" if self.detail else "")
 
 
-def lines_of(deeds: Sequence[Deed]) -> list[str]:
+def lines_of(deeds: Sequence[EffectKind]) -> list[str]:
     """Return the changes, one a line."""
     return [deed.line for deed in deeds]
 
 
-def show_done(deeds: Sequence[Deed], output: Output, text: str) -> None:
+def show_done(deeds: Sequence[EffectKind], output: Output, text: str) -> None:
     """Show the changes made; `text` describes them. No deeds: nothing had to change."""
     _show(deeds, output, [text], is_dry_run=False)
 
 
-def show_would(deeds: Sequence[Deed], output: Output, nothing: str = "nothing to change") -> None:
+def show_would(deeds: Sequence[EffectKind], output: Output, nothing: str = "nothing to change") -> None:
     """Show the changes that would be made; `nothing` is the text if there are none."""
     lines = [*lines_of(deeds), "nothing was changed (--dry-run)"] if deeds else [nothing]
     _show(deeds, output, lines, is_dry_run=True)
 
 
-def _show(deeds: Sequence[Deed], output: Output, lines: Sequence[str], *, is_dry_run: bool) -> None:
+def _show(deeds: Sequence[EffectKind], output: Output, lines: Sequence[str], *, is_dry_run: bool) -> None:
     def view(found: Record, console: Console) -> None:
         from tandem.clusterctl.rich_output import say
 

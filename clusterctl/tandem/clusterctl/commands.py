@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class CommandEntry:
     """A command in the table: a module of tandem.clusterctl, and its summary."""
 
     module: str
@@ -27,38 +27,38 @@ class Listed:
 COMPLETE_VAR: Final = "_CLUSTERCTL_COMPLETE"
 """Variable that a shell sets to ask for word completion."""
 
-COMMANDS: Final[dict[str, Listed]] = {
-    "up": Listed("lifecycle.up", "Start a cluster on this machine and keep it running in the foreground."),
-    "join": Listed("lifecycle.join", "Give this machine to a cluster on Ray, until Ctrl-C."),
-    "models": Listed("lifecycle.models", "Models that are called by a name: list, fetch and remove them."),
-    "down": Listed("lifecycle.down", "Stop a cluster and wait until it is gone."),
-    "status": Listed("inspect.status", "Show what runs: is it well, the pools, every worker."),
-    "top": Listed("inspect.top", "Show what every worker does now, until Ctrl-C."),
-    "trace": Listed("inspect.trace", "Show one request on one time line."),
-    "logs": Listed("inspect.logs", "Show what the processes of a cluster on this machine have logged."),
-    "scale": Listed("operate.scale", "Have so many workers of each role."),
-    "flip": Listed("operate.flip", "Give a worker another role."),
-    "drain": Listed("operate.drain", "Give a worker no new work and wait until it has none."),
-    "uncordon": Listed("operate.uncordon", "Give a drained worker work again."),
-    "restart": Listed("operate.restart", "Drain a worker, stop it and start it anew."),
-    "rollout": Listed("operate.rollout", "Replace workers by such of another revision, while they serve."),
-    "get": Listed("inspect.get", "List pools or workers."),
-    "describe": Listed("inspect.describe", "Show all that is known of a worker."),
-    "events": Listed("inspect.events", "Show what the cluster did and why."),
-    "plan": Listed("planning.plan", "Find the cheapest workers for a load, before there is a cluster."),
-    "simulate": Listed("planning.simulate", "Play requests to clusters on virtual time."),
-    "net": Listed("kv.net", "Show how fast KV travels, between hosts and workers."),
-    "kv": Listed("kv.kv", "Look after KV blocks."),
-    "route": Listed("gateway.route", "How requests are routed."),
-    "key": Listed("gateway.key", "Keys of the API."),
-    "slo": Listed("gateway.slo", "What requests are promised."),
-    "chat": Listed("chat.command", "Talk to a model in this terminal."),
-    "bench": Listed("loadgen.bench", "Send made-up requests at random moments to an OpenAI endpoint."),
-    "replay": Listed("loadgen.replay", "Send the requests of a trace to an OpenAI endpoint."),
-    "doctor": Listed("doctor.command", "Look for what operators trip over, and say how to mend it."),
-    "config": Listed("meta.config", "What a cluster is set to."),
-    "completion": Listed("meta.completion", "Print what makes a shell complete commands and flags."),
-    "version": Listed("meta.version", "Show the version of this program and of the cluster."),
+COMMANDS: Final[dict[str, CommandEntry]] = {
+    "up": CommandEntry("lifecycle.up", "Start a cluster on this machine and keep it running in the foreground."),
+    "join": CommandEntry("lifecycle.join", "Give this machine to a cluster on Ray, until Ctrl-C."),
+    "models": CommandEntry("lifecycle.models", "Models that are called by a name: list, fetch and remove them."),
+    "down": CommandEntry("lifecycle.down", "Stop a cluster and wait until it is gone."),
+    "status": CommandEntry("inspect.status", "Show what runs: is it well, the pools, every worker."),
+    "top": CommandEntry("inspect.top", "Show what every worker does now, until Ctrl-C."),
+    "trace": CommandEntry("inspect.trace", "Show one request on one time line."),
+    "logs": CommandEntry("inspect.logs", "Show what the processes of a cluster on this machine have logged."),
+    "scale": CommandEntry("operate.scale", "Have so many workers of each role."),
+    "flip": CommandEntry("operate.flip", "Give a worker another role."),
+    "drain": CommandEntry("operate.drain", "Give a worker no new work and wait until it has none."),
+    "uncordon": CommandEntry("operate.uncordon", "Give a drained worker work again."),
+    "restart": CommandEntry("operate.restart", "Drain a worker, stop it and start it anew."),
+    "rollout": CommandEntry("operate.rollout", "Replace workers by such of another revision, while they serve."),
+    "get": CommandEntry("inspect.get", "List pools or workers."),
+    "describe": CommandEntry("inspect.describe", "Show all that is known of a worker."),
+    "events": CommandEntry("inspect.events", "Show what the cluster did and why."),
+    "plan": CommandEntry("planning.plan", "Find the cheapest workers for a load, before there is a cluster."),
+    "simulate": CommandEntry("planning.simulate", "Play requests to clusters on virtual time."),
+    "net": CommandEntry("kv.net", "Show how fast KV travels, between hosts and workers."),
+    "kv": CommandEntry("kv.kv", "Look after KV blocks."),
+    "route": CommandEntry("gateway.route", "How requests are routed."),
+    "key": CommandEntry("gateway.key", "Keys of the API."),
+    "slo": CommandEntry("gateway.slo", "What requests are promised."),
+    "chat": CommandEntry("chat.command", "Talk to a model in this terminal."),
+    "bench": CommandEntry("loadgen.bench", "Send made-up requests at random moments to an OpenAI endpoint."),
+    "replay": CommandEntry("loadgen.replay", "Send the requests of a trace to an OpenAI endpoint."),
+    "doctor": CommandEntry("doctor.command", "Look for what operators trip over, and say how to mend it."),
+    "config": CommandEntry("meta.config", "What a cluster is set to."),
+    "completion": CommandEntry("meta.completion", "Print what makes a shell complete commands and flags."),
+    "version": CommandEntry("meta.version", "Show the version of this program and of the cluster."),
 }
 """In the order of the help: running a cluster first, then inspecting it, the program itself last."""
 

@@ -12,7 +12,7 @@ import typer
 from tandem.clusterctl.paths import find_state
 from tandem.core.config import DEFAULT_CLUSTER
 from tandem.core.errors import AuthError, ConfigError, UnavailableError
-from tandem.core.paths import written_out
+from tandem.core.paths import expand_user
 
 KEY_TODO = "Name its file with --api-key-file"
 _MODELS_TIMEOUT_S = 10.0
@@ -39,7 +39,7 @@ class EndpointFlags:
         key = os.environ.get("OPENAI_API_KEY", "")
         if self.api_key_file:
             try:
-                key = written_out(self.api_key_file).read_bytes().strip().decode("ascii")
+                key = expand_user(self.api_key_file).read_bytes().strip().decode("ascii")
             except OSError as error:
                 raise ConfigError(f"cannot read {self.api_key_file}", why=error.strerror or str(error)) from error
             except UnicodeDecodeError as error:

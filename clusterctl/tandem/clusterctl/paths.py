@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tandem.controlplane.environment import Environment
 from tandem.controlplane.state_dir import StateDir
-from tandem.core.paths import written_out
+from tandem.core.paths import expand_user
 
 
 def find_state(name: str, state_dir: str) -> StateDir:
     """Return the state directory of cluster `name`; `state_dir` "" = the environment's."""
-    root = written_out(state_dir).absolute() if state_dir else Environment.read().state_root
+    root = expand_user(state_dir).absolute() if state_dir else Environment.read().state_root
     return StateDir(root, name)

@@ -16,7 +16,7 @@ import httpx
 from tandem.controlplane.controller import Controller
 from tandem.controlplane.environment import Environment
 from tandem.controlplane.event_log import EventLog
-from tandem.controlplane.initial_state import Beginning, begin
+from tandem.controlplane.initial_state import InitialState, begin
 from tandem.controlplane.kuberay.sizer import RayClusterSizer
 from tandem.controlplane.launcher import Launcher, WorkerProgress, WorkerReport, WorkerSpec
 from tandem.controlplane.live_planner import LivePlanner, planner_of
@@ -24,17 +24,17 @@ from tandem.controlplane.open_launcher import opened
 from tandem.controlplane.prog_name import called
 from tandem.controlplane.ray.launcher import RayLauncher
 from tandem.controlplane.redis_server import ClusterRedis
-from tandem.controlplane.registry_control import RegisteredSteering
+from tandem.controlplane.registry_control import RegistryControlClient
 from tandem.controlplane.resolve import ResolvedCluster
 from tandem.controlplane.revisions import revised
 from tandem.controlplane.router_process import RouterProcess, router_config
 from tandem.controlplane.signals import EXIT_KILLED, Signals
 from tandem.controlplane.state_dir import Context, HeldState
 from tandem.controlplane.worker_control import WorkerControl
-from tandem.controlplane.worker_status import Phase
+from tandem.controlplane.worker_status import WorkerPhase
 from tandem.core.clock import MonotonicClock
 from tandem.core.config import Anonymous, RouterConfig, WorkerConfig
-from tandem.core.desired import Member, Pool, Revision
+from tandem.core.desired import DesiredWorker, Pool, Revision
 from tandem.core.errors import StartupError
 from tandem.core.events import FOR_A_PLACE, ClusterEvent, EventKind
 from tandem.core.secret import ClusterSecret
@@ -105,7 +105,7 @@ class RunningCluster:
             beginning = await begin(store, self._resolved.desired, as_configured=self._as_configured)
             events = EventLog(ClusterEventStore(redis, Keys(self._name)), on_event=self._show)
             control = WorkerControl(ClusterSecret.load(self._held.state.secret_file))
-            steering = RegisteredSteering(redis, Keys(self._name), control)
+            steering = RegistryControlClient(redis, Keys(self._name), control)
             planner = planner_of(self._resolved, redis, events)
             await self._start(store, beginning, events, steering, planner, ready_timeout_s)
         finally:
@@ -114,9 +114,9 @@ class RunningCluster:
     async def _start(
         self,
         store: DesiredStateStore,
-        beginning: Beginning,
+        beginning: InitialState,
         events: EventLog,
-        steering: RegisteredSteering,
+        steering: RegistryControlClient,
         planner: LivePlanner | None,
         ready_timeout_s: float,
     ) -> None:
@@ -164,7 +164,7 @@ class RunningCluster:
                     await controller.shutdown()
                     await events.flush()
 
-    def _sizing(self, launcher: Launcher, store: DesiredStateStore, steering: RegisteredSteering) -> list[Run]:
+    def _sizing(self, launcher: Launcher, store: DesiredStateStore, steering: RegistryControlClient) -> list[Run]:
         """Return the tasks that keep the RayCluster at the needed size, if there is one that is ours to resize."""
         section = self._resolved.config.ray.raycluster
         if not section.name or not isinstance(launcher, RayLauncher):
@@ -217,7 +217,7 @@ class RunningCluster:
                 await controller.wait_ready()
                 await _wait_until_serving(addresses.http, missing)
         except TimeoutError:
-            waiting = [str(worker) for worker, phase in controller.phases().items() if phase is not Phase.READY]
+            waiting = [str(worker) for worker, phase in controller.phases().items() if phase is not WorkerPhase.READY]
             raise StartupError(
                 f"the cluster is not ready after {ready_timeout_s:g} s",
                 why=f"still waiting for {', '.join(waiting or missing) or 'the router to answer /readyz'}",
@@ -251,7 +251,7 @@ class RunningCluster:
             store=dataclasses.replace(store, dir=store.dir or str(state.files_dir)),
         )
 
-    def _worker_spec(self, pool: Pool, member: Member, revision: Revision | None) -> WorkerSpec:
+    def _worker_spec(self, pool: Pool, member: DesiredWorker, revision: Revision | None) -> WorkerSpec:
         resolved = self._resolved
         model = resolved.model_of(pool)
         started = revised(resolved, model, member.role, revision, self._environment.cores)

@@ -27,7 +27,7 @@ class Look(Protocol):
         """Why the last order to change the role failed; "" = it did not."""
 
 
-class Steering(Protocol):
+class WorkerControlClient(Protocol):
     """Controls workers. Every call is idempotent and answered at once; longer effects are seen by looking again.
     Raises TandemError when it is not answered, or refused."""
 

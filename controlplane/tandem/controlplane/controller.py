@@ -16,8 +16,8 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
-from tandem.controlplane.control_interface import Steering
-from tandem.controlplane.control_orders import SILENT_S, Steersman
+from tandem.controlplane.control_interface import WorkerControlClient
+from tandem.controlplane.control_orders import SILENT_S, ControlOrders
 from tandem.controlplane.launcher import (
     Launcher,
     RunningWorker,
@@ -27,12 +27,12 @@ from tandem.controlplane.launcher import (
     WorkerReport,
     WorkerSpec,
 )
-from tandem.controlplane.reconcile import Action, Deed, Life, Seen, plan
+from tandem.controlplane.reconcile import Action, ActionKind, ObservedPhase, ObservedWorker, plan
 from tandem.controlplane.rollout_controller import DEATHS_THAT_COUNT, Rolling, is_rolling
-from tandem.controlplane.worker_status import RUNS, Phase, Slot
+from tandem.controlplane.worker_status import RUNS, WorkerPhase, WorkerStatus
 from tandem.core.backoff import FIRST_S, RestartBackoff
 from tandem.core.clock import Clock
-from tandem.core.desired import DesiredState, Member, Pool, Revision
+from tandem.core.desired import DesiredState, DesiredWorker, Pool, Revision
 from tandem.core.errors import StartupError, TandemError
 from tandem.core.events import EventKind, EventSink
 from tandem.core.ids import WorkerId
@@ -44,7 +44,7 @@ LOOK_EVERY_S, WAIT_EVERY_S, RELIST_EVERY_S = 0.1, 1.0, 5.0
 """Seconds between looks: while a step is in progress, while workers only wait, and else."""
 
 
-MakeSpec = Callable[[Pool, Member, Revision | None], WorkerSpec]
+MakeSpec = Callable[[Pool, DesiredWorker, Revision | None], WorkerSpec]
 """Return how to start a member; TandemError if it cannot be. The revision: its differences from the configuration."""
 
 
@@ -58,7 +58,7 @@ class DesiredSource(Protocol):
         """Write it if the stored version is that one; False = it was changed concurrently. Raises TandemError."""
 
 
-class Following(Protocol):
+class PodFollower(Protocol):
     """Makes the record follow workers that come and go by themselves."""
 
     async def followed(self, state: DesiredState) -> DesiredState:
@@ -77,23 +77,23 @@ class Controller:
         events: EventSink,
         clock: Clock,
         on_report: Callable[[WorkerReport], None] = lambda report: None,
-        steering: Steering | None = None,
+        steering: WorkerControlClient | None = None,
         is_continued: bool = False,
         replace_silent_s: float = 0.0,
-        following: Following | None = None,
+        following: PodFollower | None = None,
     ) -> None:
         """`is_continued`: an earlier controller made this desired state come true, as far as it could.
         `replace_silent_s`: a silent worker is started anew after so long; 0 = never."""
         self._launcher, self._desired, self._make_spec = launcher, desired, make_spec
         self._events, self._clock, self._on_report = events, clock, on_report
         self._rolling, self._following = Rolling(desired.save, events), following
-        self._slots: dict[WorkerId, Slot] = {}
+        self._slots: dict[WorkerId, WorkerStatus] = {}
         self._state: DesiredState | None = None
         self._changed = asyncio.Event()
-        self._steersman: Steersman | None = None
+        self._steersman: ControlOrders | None = None
         if steering is not None:
             ended = self._changed.set
-            self._steersman = Steersman(steering, events, clock, ended, replace_silent_s=replace_silent_s)
+            self._steersman = ControlOrders(steering, events, clock, ended, replace_silent_s=replace_silent_s)
         self._settled = asyncio.Event()
         self._stops: dict[WorkerId, asyncio.Task[None]] = {}
         self._waits: dict[WorkerId, str] = {}
@@ -128,7 +128,7 @@ class Controller:
 
     async def shutdown(self, *, grace_s: float = STOP_GRACE_S) -> None:
         """Stop every worker, all at once, and return when they are gone. Call it after `run` has ended."""
-        running = [slot for slot in self._slots.values() if slot.phase in (Phase.STARTING, Phase.READY)]
+        running = [slot for slot in self._slots.values() if slot.phase in (WorkerPhase.STARTING, WorkerPhase.READY)]
         for slot in running:
             self._begin_stop(slot, "the cluster stops", grace_s)
         if self._stops:
@@ -138,7 +138,7 @@ class Controller:
         """Reconcile again soon: a change is known."""
         self._changed.set()
 
-    def phases(self) -> dict[WorkerId, Phase]:
+    def phases(self) -> dict[WorkerId, WorkerPhase]:
         """Return the phase of every worker."""
         return {slot.worker_id: slot.phase for slot in self._slots.values()}
 
@@ -166,7 +166,7 @@ class Controller:
         self._note_waits(made.waits)
         is_busy = self._following is None and await self._rolling.step(state, seen, held, self._broken())
         is_busy = is_busy or bool(made.actions) or any(_is_under_way(one, one.worker_id in held) for one in seen)
-        is_missed = any(slot.is_missed and slot.phase is Phase.READY for slot in self._slots.values())
+        is_missed = any(slot.is_missed and slot.phase is WorkerPhase.READY for slot in self._slots.values())
         is_waiting = bool(made.waits) or is_missed
         self._look_every_s = LOOK_EVERY_S if is_busy else WAIT_EVERY_S if is_waiting else RELIST_EVERY_S
         self._end_hanging()
@@ -175,83 +175,89 @@ class Controller:
 
     def _broken(self) -> dict[WorkerId, str]:
         """Return the workers that will not work, with the reasons."""
-        found = {name: slot.trouble for name, slot in self._slots.items() if slot.phase is Phase.FAILED}
+        found = {name: slot.trouble for name, slot in self._slots.items() if slot.phase is WorkerPhase.FAILED}
         for name, slot in self._slots.items():
-            if slot.phase is Phase.WAITING and slot.deaths >= DEATHS_THAT_COUNT:
+            if slot.phase is WorkerPhase.WAITING and slot.deaths >= DEATHS_THAT_COUNT:
                 found[name] = f"it died {slot.deaths} times, at last: {slot.trouble}"
         return found
 
     def _adopt(self, worker: RunningWorker) -> None:
         """Adopt a worker that an earlier controller started."""
         slot = self._slots[worker.worker_id] = self._new_slot(worker.worker_id)
-        slot.phase, slot.was_ready = (Phase.READY, True) if worker.is_ready else (Phase.STARTING, False)
+        slot.phase, slot.was_ready = (WorkerPhase.READY, True) if worker.is_ready else (WorkerPhase.STARTING, False)
         slot.started_at_s = slot.heard_s = self._clock.now_s()
 
-    def _new_slot(self, worker_id: WorkerId) -> Slot:
-        return Slot(worker_id, RestartBackoff(self._clock), RestartBackoff(self._clock))
+    def _new_slot(self, worker_id: WorkerId) -> WorkerStatus:
+        return WorkerStatus(worker_id, RestartBackoff(self._clock), RestartBackoff(self._clock))
 
     async def _look(self, running: Collection[WorkerId]) -> None:
         if self._steersman is not None:
             slots = self._slots.items()
-            await self._steersman.look([slot for name, slot in slots if slot.phase is Phase.READY and name in running])
+            await self._steersman.look(
+                [slot for name, slot in slots if slot.phase is WorkerPhase.READY and name in running]
+            )
 
-    def _seen(self, slot: Slot, worker: RunningWorker) -> Seen:
+    def _seen(self, slot: WorkerStatus, worker: RunningWorker) -> ObservedWorker:
         said, role = slot.said, worker.role
-        if slot.phase is not Phase.READY:
-            life = Life.STARTING if slot.phase is Phase.STARTING else Life.STOPPING
+        if slot.phase is not WorkerPhase.READY:
+            life = ObservedPhase.STARTING if slot.phase is WorkerPhase.STARTING else ObservedPhase.STOPPING
         elif self._steersman is None:
-            life = Life.READY
+            life = ObservedPhase.READY
         elif said is None:
-            life = Life.SILENT
+            life = ObservedPhase.SILENT
         else:
-            life, role = Life.FLIPPING if said.target is not None else Life(said.state), said.role
-        return Seen(
+            life, role = ObservedPhase.FLIPPING if said.target is not None else ObservedPhase(said.state), said.role
+        return ObservedWorker(
             worker_id=worker.worker_id,
             model=worker.model,
             role=role,
             life=life,
-            target=said.target if life is Life.FLIPPING and said is not None else None,
+            target=said.target if life is ObservedPhase.FLIPPING and said is not None else None,
             ranks=worker.ranks,
             revision=worker.revision,
             restart_generation=worker.restart_generation,
         )
 
-    def _is_held(self, slot: Slot, is_running: bool) -> bool:
+    def _is_held(self, slot: WorkerStatus, is_running: bool) -> bool:
         now_s = self._clock.now_s()
-        if slot.phase is Phase.WAITING:
+        if slot.phase is WorkerPhase.WAITING:
             return slot.start_at_s > now_s
         has_ended = slot.phase in RUNS and not is_running  # its end will be reported in a moment
         is_unheard = slot.said is None and now_s - slot.heard_s <= SILENT_S
-        if slot.phase is Phase.READY and self._steersman is not None and is_unheard:
+        if slot.phase is WorkerPhase.READY and self._steersman is not None and is_unheard:
             return True
-        return has_ended or slot.phase is Phase.FAILED or slot.step is not None or slot.step_at_s > now_s
+        return has_ended or slot.phase is WorkerPhase.FAILED or slot.step is not None or slot.step_at_s > now_s
 
     def _forget(self, state: DesiredState, running: Mapping[WorkerId, RunningWorker]) -> None:
         """Drop slots of workers that neither run nor are wanted."""
         for name, slot in list(self._slots.items()):
-            if slot.phase in (Phase.WAITING, Phase.FAILED) and name not in running and state.member(name) is None:
+            if (
+                slot.phase in (WorkerPhase.WAITING, WorkerPhase.FAILED)
+                and name not in running
+                and state.member(name) is None
+            ):
                 del self._slots[name]
 
     def _is_settled(self, state: DesiredState) -> bool:
         phases = self.phases()
         wanted = {member.worker_id for member in state.members}
-        return wanted == phases.keys() and all(phase is Phase.READY for phase in phases.values())
+        return wanted == phases.keys() and all(phase is WorkerPhase.READY for phase in phases.values())
 
     # ---- acting ------------------------------------------------------------------------------------------------------
 
     async def _do(self, action: Action, state: DesiredState) -> None:
-        if action.deed is Deed.START and action.member is not None:
+        if action.deed is ActionKind.START and action.member is not None:
             await self._start(action.member, state, action.reason)
-        elif action.deed is Deed.STOP:
+        elif action.deed is ActionKind.STOP:
             self._begin_stop(self._slots[action.worker_id], action.reason, STOP_GRACE_S)
         elif self._steersman is not None:
             deadline_s = state.drain_deadline_of(action.worker_id)
             self._steersman.order(self._slots[action.worker_id], action, deadline_s)
 
-    async def _start(self, member: Member, state: DesiredState, reason: str) -> None:
+    async def _start(self, member: DesiredWorker, state: DesiredState, reason: str) -> None:
         pool = state.pool(member.pool)
         slot = self._slots.setdefault(member.worker_id, self._new_slot(member.worker_id))
-        slot.phase, slot.started_at_s = Phase.STARTING, self._clock.now_s()
+        slot.phase, slot.started_at_s = WorkerPhase.STARTING, self._clock.now_s()
         slot.said, slot.is_flipping, slot.is_missed, slot.silent_at_s = None, False, False, None
         if not slot.is_unplaced:
             told = "after it died" if slot.was_ready and slot.start_at_s else reason
@@ -264,11 +270,11 @@ class Controller:
             return
         await self._launcher.start_worker(spec)
 
-    def _begin_stop(self, slot: Slot, reason: str, grace_s: float) -> None:
-        slot.phase = Phase.STOPPING
+    def _begin_stop(self, slot: WorkerStatus, reason: str, grace_s: float) -> None:
+        slot.phase = WorkerPhase.STOPPING
         self._stop(slot, reason, grace_s)
 
-    def _stop(self, slot: Slot, reason: str, grace_s: float) -> None:
+    def _stop(self, slot: WorkerStatus, reason: str, grace_s: float) -> None:
         self._events.record(EventKind.STOPPING, slot.worker_id, reason)
         task = asyncio.create_task(self._launcher.stop(slot.worker_id, grace_s=grace_s))
         self._stops[slot.worker_id] = task
@@ -278,17 +284,17 @@ class Controller:
         now_s = self._clock.now_s()
         for slot in self._slots.values():
             why = ""
-            if slot.phase is Phase.STARTING and slot.started_at_s + START_TIMEOUT_S <= now_s:
+            if slot.phase is WorkerPhase.STARTING and slot.started_at_s + START_TIMEOUT_S <= now_s:
                 why = f"it did not get ready within {START_TIMEOUT_S:g} s"
-            elif slot.phase is Phase.READY and self._steersman is not None and self._steersman.is_lost(slot):
+            elif slot.phase is WorkerPhase.READY and self._steersman is not None and self._steersman.is_lost(slot):
                 why = f"nothing is heard of it for {now_s - slot.heard_s:.0f} s"
             if why:
-                slot.phase = Phase.HANGING
+                slot.phase = WorkerPhase.HANGING
                 self._stop(slot, why, grace_s=0.0)
 
     # ---- reports -----------------------------------------------------------------------------------------------------
 
-    def _note_stopped(self, slot: Slot, ended: asyncio.Task[None]) -> None:
+    def _note_stopped(self, slot: WorkerStatus, ended: asyncio.Task[None]) -> None:
         """Report a worker that not even SIGKILL ends (a driver that hangs). Once it does end, all goes on."""
         self._stops.pop(slot.worker_id, None)
         error = None if ended.cancelled() else ended.exception()
@@ -302,8 +308,8 @@ class Controller:
         self._state = state.filled()
         for slot in self._slots.values():
             slot.step_at_s = 0.0
-            if slot.phase is Phase.FAILED:
-                slot.phase = Phase.WAITING
+            if slot.phase is WorkerPhase.FAILED:
+                slot.phase = WorkerPhase.WAITING
         self._changed.set()
 
     def _note_waits(self, waits: Mapping[WorkerId, str]) -> None:
@@ -327,7 +333,7 @@ class Controller:
                 self._note_exit(slot, report)
             self._changed.set()
 
-    def _note_place(self, slot: Slot, report: WorkerProgress) -> None:
+    def _note_place(self, slot: WorkerStatus, report: WorkerProgress) -> None:
         """Record that a worker waits for a machine with room, or has one: until it runs, only events show it."""
         if report.missing_place and report.missing_place != slot.awaited:
             self._events.record(EventKind.WAITING, slot.worker_id, report.missing_place)
@@ -335,16 +341,16 @@ class Controller:
             self._events.record(EventKind.STARTED, slot.worker_id, report.text)
         slot.awaited = report.missing_place
 
-    def _note_ready(self, slot: Slot) -> None:
-        if slot.phase is Phase.STARTING:
-            slot.phase, slot.was_ready, slot.awaited = Phase.READY, True, ""
+    def _note_ready(self, slot: WorkerStatus) -> None:
+        if slot.phase is WorkerPhase.STARTING:
+            slot.phase, slot.was_ready, slot.awaited = WorkerPhase.READY, True, ""
             slot.said, slot.heard_s = None, self._clock.now_s()
             slot.backoff.ready()
             member = self._state.member(slot.worker_id) if self._state is not None else None
             as_what = f"it serves as {member.role}" if member is not None else "it serves"
             self._events.record(EventKind.READY, slot.worker_id, as_what)
 
-    def _note_exit(self, slot: Slot, report: WorkerExited) -> None:
+    def _note_exit(self, slot: WorkerStatus, report: WorkerExited) -> None:
         is_told = report.is_unplaced and slot.is_unplaced and report.reason == slot.trouble
         if not is_told:
             self._events.record(EventKind.EXITED, slot.worker_id, report.reason)
@@ -356,20 +362,20 @@ class Controller:
         is_wanted = self._state is None or self._state.member(slot.worker_id) is not None
         if not is_wanted or report.is_for_good:
             del self._slots[slot.worker_id]
-        elif slot.phase is Phase.STOPPING:
-            slot.phase, slot.start_at_s = Phase.WAITING, 0.0
+        elif slot.phase is WorkerPhase.STOPPING:
+            slot.phase, slot.start_at_s = WorkerPhase.WAITING, 0.0
         elif slot.was_ready or report.is_place_lost or (report.is_unplaced and not self._is_start_up()):
             delay_s = slot.backoff.died()
             if not report.is_unplaced:
                 slot.deaths = 1 if delay_s == FIRST_S else slot.deaths + 1
-            slot.phase, slot.start_at_s = Phase.WAITING, self._clock.now_s() + delay_s
+            slot.phase, slot.start_at_s = WorkerPhase.WAITING, self._clock.now_s() + delay_s
             slot.is_unplaced = report.is_unplaced
             if not is_told:
                 why = "as there may be room by then" if report.is_unplaced else "because it died"
                 why = "because its place is gone" if report.is_place_lost else why
                 self._events.record(EventKind.RESTART_PLANNED, slot.worker_id, f"in {delay_s:g} s, {why}")
         else:
-            slot.phase = Phase.FAILED
+            slot.phase = WorkerPhase.FAILED
             why = "there is no room to start in" if report.is_unplaced else "another start will not help"
             self._events.record(EventKind.GAVE_UP, slot.worker_id, f"it never worked; {why}")
             if self._is_start_up():
@@ -382,7 +388,7 @@ class Controller:
         if not self._is_continued or self._state is None:
             return True
         slots = [self._slots.get(member.worker_id) for member in self._state.members]
-        return all(slot is not None and slot.phase is Phase.FAILED for slot in slots)
+        return all(slot is not None and slot.phase is WorkerPhase.FAILED for slot in slots)
 
     async def _wait_for_change(self, watchers: list[asyncio.Task[None]]) -> None:
         """Wait for a change, or until the next look is due. A watcher that ended raises its exception."""
@@ -401,9 +407,9 @@ class Controller:
     def _next_look_s(self) -> float | None:
         """Return seconds until the next restart, retry or look is due; None = wait for a change."""
         slots = self._slots.values()
-        waiting = [slot for slot in slots if slot.phase is Phase.WAITING]
+        waiting = [slot for slot in slots if slot.phase is WorkerPhase.WAITING]
         due = [slot.start_at_s for slot in waiting if slot.worker_id not in self._waits]
-        due += [slot.started_at_s + START_TIMEOUT_S for slot in slots if slot.phase is Phase.STARTING]
+        due += [slot.started_at_s + START_TIMEOUT_S for slot in slots if slot.phase is WorkerPhase.STARTING]
         now_s = self._clock.now_s()
         due += [slot.step_at_s for slot in slots if slot.step_at_s > now_s]
         if self._steersman is not None:
@@ -411,6 +417,8 @@ class Controller:
         return max(0.0, min(due) - now_s) if due else None
 
 
-def _is_under_way(one: Seen, is_held: bool) -> bool:
+def _is_under_way(one: ObservedWorker, is_held: bool) -> bool:
     """True if it changes by itself, or its state is still unknown."""
-    return one.life in (Life.DRAINING, Life.FLIPPING) or (one.life is Life.SILENT and is_held)
+    return one.life in (ObservedPhase.DRAINING, ObservedPhase.FLIPPING) or (
+        one.life is ObservedPhase.SILENT and is_held
+    )

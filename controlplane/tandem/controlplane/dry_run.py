@@ -13,7 +13,7 @@ from tandem.controlplane.named_models import located, with_default
 from tandem.controlplane.ray.launcher import check_installed
 from tandem.controlplane.resolve import check, check_ports, resolve
 from tandem.controlplane.state_dir import StateDir, state_of
-from tandem.controlplane.worker_settings import share_out
+from tandem.controlplane.worker_settings import divide_cores
 from tandem.core.config import ClusterConfig, LauncherName, ModelSection, RouterSection, WorkerSection
 from tandem.core.lifecycle import RoleName
 from tandem.engine.model_source import local_model
@@ -62,7 +62,7 @@ def preview(config: ClusterConfig, environment: Environment, *, fetches: bool = 
         asyncio.run(_look_at_redis(config.redis.url))
     root = environment.models_root
     wanted = located(with_default(config, root, fetches=fetches), root)
-    workers = share_out(wanted, total(wanted), environment.cores, environment.free_bytes)
+    workers = divide_cores(wanted, total(wanted), environment.cores, environment.free_bytes)
     models = tuple(_model(section, counts_of(pools), workers) for section, pools in sections(wanted))
     found = Preview(
         config=config, state=state, cores=environment.cores, router=router, models=models, workers=workers

@@ -27,7 +27,7 @@ class HeldGpuError(Exception):
     """The memory of a GPU is in use where a worker was to start; the message names the holder and the amount."""
 
 
-class Patience:
+class GpuMemoryWait:
     """One wait for GPUs. `where`: on which machine, for people; "" = on this one."""
 
     def __init__(self, wait_s: float, *, where: str = "", now_s: Callable[[], float] = time.monotonic) -> None:

@@ -18,7 +18,7 @@ _TRIES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beginning:
+class InitialState:
     """The decision. `kind` None: there is nothing to report, as only the configured state stood there.
 
     `is_continued`: the record differs from the configuration and stays. Workers of it may never have worked.
@@ -31,7 +31,7 @@ class Beginning:
 
 async def begin(
     store: DesiredStateStore, desired: Callable[[int], DesiredState], *, as_configured: bool = False
-) -> Beginning:
+) -> InitialState:
     """Make sure that a desired state is stored. `desired(version)`: the configured one.
 
     The record stays, of its version and age, if it is as configured, or was begun with the same configuration; unless
@@ -43,7 +43,7 @@ async def begin(
         wanted = desired(found.version + 1)
         if found.state == replace(wanted, version=found.version):
             if found.configured == configured or await store.note_configured(configured, found.version):
-                return Beginning()
+                return InitialState()
             continue
         why = "`--as-configured` was given" if as_configured else _why_not_kept(found, configured)
         if not why:
@@ -70,22 +70,22 @@ def _why_not_kept(found: Recorded, configured: DesiredState) -> str:
     return ""
 
 
-def _kept(found: Recorded, configured: DesiredState) -> Beginning:
+def _kept(found: Recorded, configured: DesiredState) -> InitialState:
     assert found.state is not None
     what = ", ".join(_differences(configured, found.state)) or "workers were started anew"
     reason = f"version {found.version} goes on ({what}): the configuration is the same; `--as-configured` resets it"
-    return Beginning(is_continued=True, kind=EventKind.DESIRED_KEPT, reason=reason)
+    return InitialState(is_continued=True, kind=EventKind.DESIRED_KEPT, reason=reason)
 
 
-def _replaced(found: Recorded, configured: DesiredState, why: str) -> Beginning:
+def _replaced(found: Recorded, configured: DesiredState, why: str) -> InitialState:
     if found.state is None:
         what = f"what stood there, version {found.version}" if found.version else ""
     else:
         what = ", ".join(_differences(found.state, configured))
     if not what:
-        return Beginning()
+        return InitialState()
     reason = f"version {configured.version} is as configured ({what}): {why}"
-    return Beginning(kind=EventKind.DESIRED_REPLACED, reason=reason)
+    return InitialState(kind=EventKind.DESIRED_REPLACED, reason=reason)
 
 
 def _differences(before: DesiredState, after: DesiredState) -> Iterator[str]:

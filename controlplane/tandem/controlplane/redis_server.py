@@ -11,7 +11,7 @@ from tandem.controlplane.state_dir import StateDir
 from tandem.core.config import RedisSection
 from tandem.core.errors import StartupError
 from tandem.core.secret import ClusterSecret
-from tandem.statestore.embedded_redis import ANSWER_TIMEOUT_S, Answer, PrivateRedis
+from tandem.statestore.embedded_redis import ANSWER_TIMEOUT_S, PrivateRedis, RedisState
 
 Say = Callable[[str], None]
 
@@ -57,8 +57,8 @@ class ClusterRedis:
 async def _ready(server: PrivateRedis, say: Say) -> None:
     """Return once it answers, however long it loads. Without any response it is ended: StartupError."""
     deadline_s, is_loading = time.monotonic() + ANSWER_TIMEOUT_S, False
-    while (answer := await asyncio.to_thread(server.answer)) is not Answer.READY:
-        if answer is Answer.LOADING:
+    while (answer := await asyncio.to_thread(server.answer)) is not RedisState.READY:
+        if answer is RedisState.LOADING:
             if not is_loading:
                 is_loading = True
                 say(_LOADING)

@@ -15,7 +15,7 @@ from tandem.statestore.keys import Keys
 from tandem.statestore.records import WorkerRecord
 
 
-class RegisteredSteering:
+class RegistryControlClient:
     """The controller's `Steering`. UnavailableError for a worker that is not registered, and as in WorkerControl."""
 
     def __init__(self, redis: Redis, keys: Keys, control: WorkerControl) -> None:

@@ -13,7 +13,7 @@ from tandem.controlplane.flag_map import name_of
 from tandem.controlplane.kv_plan import KVPlan, kv_plan
 from tandem.controlplane.models import ResolvedModel, check_models, resolve_models, total
 from tandem.controlplane.named_models import located, with_default
-from tandem.controlplane.worker_settings import check_fit, check_transports, check_workers, share_out
+from tandem.controlplane.worker_settings import check_fit, check_transports, check_workers, divide_cores
 from tandem.core import logs
 from tandem.core.bounds import out_of_bounds
 from tandem.core.config import ClusterConfig, LauncherName, PlannerMode, RouterSection, WorkerSection
@@ -82,7 +82,7 @@ def resolve(config: ClusterConfig, environment: Environment) -> ResolvedCluster:
         config=dataclasses.replace(config, log_format=log_format(config, environment)),
         models=models,
         router=router,
-        workers=share_out(config, counts, environment.cores, environment.free_bytes),
+        workers=divide_cores(config, counts, environment.cores, environment.free_bytes),
     )
     resolved.desired(1).validate()
     _check_planner(resolved)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tandem.controlplane.models import ResolvedModel, check_files, total
 from tandem.controlplane.resolve import ResolvedCluster, check
-from tandem.controlplane.worker_settings import check_fit, share_out
+from tandem.controlplane.worker_settings import check_fit, divide_cores
 from tandem.core.config import WorkerSection
 from tandem.core.desired import Revision
 from tandem.core.errors import ConfigError, ModelError
@@ -37,7 +37,7 @@ def revised(
     has_weights = config.worker.engine != "sim"
     source = _source(model.source, revision.model_path, has_weights=has_weights)
     check_fit(config, {role: 1}, read_model_config(source.path))
-    settings = share_out(config, total(resolved.config), cores)[role]
+    settings = divide_cores(config, total(resolved.config), cores)[role]
     memory_bytes = settings.memory_bytes or resolved.workers[role].memory_bytes
     settings = dataclasses.replace(settings, memory_bytes=memory_bytes)
     _check_ranks(settings, resolved.workers[role])

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from tandem.controlplane.reconcile import Life, Seen
-from tandem.core.desired import DesiredState, Member, Rollout, RolloutPhase
+from tandem.controlplane.reconcile import ObservedPhase, ObservedWorker
+from tandem.core.desired import DesiredState, DesiredWorker, Rollout, RolloutPhase
 from tandem.core.errors import TandemError, UnavailableError
 from tandem.core.events import EventKind, EventSink
 from tandem.core.ids import WorkerId
@@ -18,7 +18,7 @@ from tandem.core.rollouts import Standing, advanced
 
 DEATHS_THAT_COUNT = 3
 """A worker of a new revision that was ready and died so often stops the rollout."""
-_CAN_STAY = (Life.READY, Life.DRAINING, Life.DRAINED)
+_CAN_STAY = (ObservedPhase.READY, ObservedPhase.DRAINING, ObservedPhase.DRAINED)
 Save = Callable[[DesiredState, int], Awaitable[bool]]
 """Writes a state if the stored version is that one; False = it was changed concurrently."""
 
@@ -34,7 +34,11 @@ class Rolling:
         self._trouble = ""
 
     async def step(
-        self, state: DesiredState, seen: Sequence[Seen], held: Collection[WorkerId], broken: Mapping[WorkerId, str]
+        self,
+        state: DesiredState,
+        seen: Sequence[ObservedWorker],
+        held: Collection[WorkerId],
+        broken: Mapping[WorkerId, str],
     ) -> bool:
         """Take the next step, if there is one; True if a rollout is in progress.
 
@@ -84,7 +88,7 @@ def is_rolling(state: DesiredState) -> bool:
     return any(one.phase is not RolloutPhase.DONE for one in state.rollouts)
 
 
-def standing(one: Seen, state: DesiredState, *, is_held: bool = False) -> Standing:
+def standing(one: ObservedWorker, state: DesiredState, *, is_held: bool = False) -> Standing:
     """Return a running worker as rollouts see it. `is_held`: it is left alone for now, and does not count."""
     member = state.member(one.worker_id)
     wanted = (member.role, state.revision_of(member), member.restart_generation) if member is not None else None
@@ -95,7 +99,7 @@ def standing(one: Seen, state: DesiredState, *, is_held: bool = False) -> Standi
         role=one.role,
         revision=one.revision,
         restart_generation=one.restart_generation,
-        is_serving=is_as_wanted and one.life is Life.READY and not is_held,
+        is_serving=is_as_wanted and one.life is ObservedPhase.READY and not is_held,
         can_stay=one.life in _CAN_STAY,
     )
 
@@ -122,5 +126,5 @@ def _told_of_members(before: DesiredState, after: DesiredState, rollout: Rollout
         yield rollout.model, f"to {rollout.revision}: {'; '.join(parts)}"
 
 
-def _is_of(state: DesiredState, member: Member, rollout: Rollout) -> bool:
+def _is_of(state: DesiredState, member: DesiredWorker, rollout: Rollout) -> bool:
     return state.pool(member.pool).model == rollout.model

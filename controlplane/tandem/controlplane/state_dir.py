@@ -28,7 +28,7 @@ from tandem.core import config_loader
 from tandem.core.config import ClusterConfig
 from tandem.core.errors import ConfigError, StartupError, UnavailableError
 from tandem.core.files import write_private
-from tandem.core.paths import written_out
+from tandem.core.paths import expand_user
 from tandem.core.secret import ClusterSecret
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
@@ -155,7 +155,7 @@ class StateDir:
 
 def state_of(config: ClusterConfig, environment: Environment) -> StateDir:
     """Return the state directory of the configured cluster; ConfigError for an invalid name."""
-    root = written_out(config.state_dir).absolute() if config.state_dir else environment.state_root
+    root = expand_user(config.state_dir).absolute() if config.state_dir else environment.state_root
     return StateDir(root, config.name)
 
 

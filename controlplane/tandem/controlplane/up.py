@@ -32,7 +32,7 @@ from tandem.core.desired import Pool
 from tandem.core.errors import StartupError
 from tandem.core.lease_timing import LEASE_S
 from tandem.core.logs import event
-from tandem.core.paths import written_out
+from tandem.core.paths import expand_user
 from tandem.core.timeout_scale import PATIENCE, patient
 
 READY_TIMEOUT_S = 300.0
@@ -111,7 +111,7 @@ def _check(config: ClusterConfig, environment: Environment, progress: Progress, 
     check_ports(check(config))  # before a model is fetched, which may take long
     fetch_named(config, environment.models_root, progress.say, fetches=fetches)
     for model in (config.model, *config.models):
-        if model.path not in ("", bundled.NAME, *FETCHABLE) and not written_out(model.path).exists():
+        if model.path not in ("", bundled.NAME, *FETCHABLE) and not expand_user(model.path).exists():
             progress.say("model", f"looking for {model.path}")
     resolved = resolve(config, environment)
     if PATIENCE > 1:

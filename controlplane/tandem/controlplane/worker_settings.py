@@ -83,7 +83,7 @@ def check_transports(config: ClusterConfig, counts: Mapping[RoleName, int]) -> N
         raise ConfigError(f"{name} is {wanted!r}, and no worker would listen on that", why=why, todo=todo)
 
 
-def share_out(
+def divide_cores(
     config: ClusterConfig, counts: Mapping[RoleName, int], cores: int, free_bytes: int = 0
 ) -> dict[RoleName, WorkerSection]:
     """Return the settings of every role's workers. `threads`: cores divided by all ranks of all workers, at least 1.

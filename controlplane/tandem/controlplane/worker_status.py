@@ -11,7 +11,7 @@ from tandem.core.backoff import RestartBackoff
 from tandem.core.ids import WorkerId
 
 
-class Phase(Enum):
+class WorkerPhase(Enum):
     """Phase of a slot.
 
     WAITING: started when it is due. HANGING: being killed because it did not get ready, or is silent; handled after
@@ -26,18 +26,18 @@ class Phase(Enum):
     FAILED = auto()
 
 
-RUNS = (Phase.STARTING, Phase.HANGING, Phase.READY, Phase.STOPPING)
+RUNS = (WorkerPhase.STARTING, WorkerPhase.HANGING, WorkerPhase.READY, WorkerPhase.STOPPING)
 """It has a process, or may have one."""
 
 
 @dataclass(slots=True)
-class Slot:
+class WorkerStatus:
     """State kept for one worker, over all its restarts."""
 
     worker_id: WorkerId
     backoff: RestartBackoff
     steps: RestartBackoff
-    phase: Phase = Phase.WAITING
+    phase: WorkerPhase = WorkerPhase.WAITING
     start_at_s: float = 0.0
     started_at_s: float = 0.0
     was_ready: bool = False

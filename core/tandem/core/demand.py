@@ -25,7 +25,7 @@ _MAX_NAME = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class DemandSample:
     """A request that came `age_s` ago, served or not. `output_tokens`: of each of its `choices`, so far if it has not
     ended."""
 
@@ -61,7 +61,7 @@ class Demand:
     """Demand as one router saw it. `promises`: its SLO classes; `link_bytes_per_s`: median of the measured links from
     workers that compute prompts to others that generate, 0 = none was measured."""
 
-    asked: tuple[Asked, ...] = ()
+    asked: tuple[DemandSample, ...] = ()
     workers: tuple[WorkerSeen, ...] = ()
     promises: Mapping[str, SloSection] = field(default_factory=dict)
     link_bytes_per_s: float = 0.0
@@ -109,7 +109,7 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
+class RouterDemand:
     """A router's report, and its age."""
 
     router: RouterId
@@ -117,9 +117,9 @@ class Heard:
     demand: Demand
 
 
-def _asked(row: Any) -> Asked:
+def _asked(row: Any) -> DemandSample:
     age_s, prompt_tokens, output_tokens, cached_tokens, choices, has_ended, slo = row
-    return Asked(
+    return DemandSample(
         age_s=_seconds(age_s),
         prompt_tokens=_count(prompt_tokens),
         output_tokens=_count(output_tokens),

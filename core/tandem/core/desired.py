@@ -44,7 +44,7 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class DesiredWorker:
     """One worker that should be there, in `role`, which is its pool's. It keeps its id over restarts and flips.
 
     `is_cordoned`: it runs and gets no work. `restart_generation` rises by one with every request to restart it.
@@ -111,7 +111,7 @@ class DesiredState:
 
     version: int
     pools: tuple[Pool, ...]
-    members: tuple[Member, ...] = ()
+    members: tuple[DesiredWorker, ...] = ()
     max_ranks: int = 0
     drain_deadline_s: float = DRAIN_DEADLINE_S
     is_stopped: bool = False
@@ -130,7 +130,7 @@ class DesiredState:
                 return pool
         raise KeyError(name)
 
-    def member(self, worker_id: str) -> Member | None:
+    def member(self, worker_id: str) -> DesiredWorker | None:
         """The member of that id, if it should be there."""
         return next((member for member in self.members if member.worker_id == worker_id), None)
 
@@ -140,7 +140,7 @@ class DesiredState:
         own_s = member.drain_deadline_s if member is not None else None
         return self.drain_deadline_s if own_s is None else own_s
 
-    def revision_of(self, member: Member) -> str:
+    def revision_of(self, member: DesiredWorker) -> str:
         """The wanted revision of this member."""
         return member.revision or self.pool(member.pool).revision
 
@@ -162,7 +162,7 @@ class DesiredState:
         if self.members:
             return self
         members = [
-            Member(worker_id=WorkerId(f"{pool.name}-{number}"), pool=pool.name, role=pool.role)
+            DesiredWorker(worker_id=WorkerId(f"{pool.name}-{number}"), pool=pool.name, role=pool.role)
             for pool in self.pools
             for number in range(pool.count)
         ]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from tandem.core.desired import DesiredState, Member, Pool, is_covered, roles_of
+from tandem.core.desired import DesiredState, DesiredWorker, Pool, is_covered, roles_of
 from tandem.core.errors import ConfigError, ConflictError, NotFoundError
 from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
@@ -26,7 +26,7 @@ class WorkerLoad:
     unique_prefix_bytes: int = 0
 
 
-class Deed(StrEnum):
+class ChangeKind(StrEnum):
     """Effect of a change of the record on one worker."""
 
     START = "start"
@@ -38,15 +38,15 @@ class Deed(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class RecordChange:
     """One line of a diff."""
 
-    deed: Deed
+    deed: ChangeKind
     worker_id: WorkerId
     detail: str = ""
 
 
-def scaled(
+def with_scale(
     state: DesiredState,
     counts: Mapping[RoleName, int],
     loads: Mapping[WorkerId, WorkerLoad],
@@ -68,10 +68,10 @@ def scaled(
         raise ConflictError(f"there is no pool of {missing} workers", todo="add it to the configuration of `up`")
     sizes = {pools[role].name: count for role, count in counts.items() if role in pools}
     _valid(replace(state, pools=tuple(replace(p, count=sizes.get(p.name, p.count)) for p in state.pools), members=()))
-    members, spare = list(state.members), list[Member]()
+    members, spare = list(state.members), list[DesiredWorker]()
     for role, count in counts.items():
         mine = [member for member in members if role in pools and member.pool == pools[role].name]
-        spare += sorted(mine, key=_first_to_go(loads))[: max(0, len(mine) - count)]
+        spare += sorted(mine, key=_victim_order(loads))[: max(0, len(mine) - count)]
     for role, count in counts.items():
         if role in pools:
             pool = pools[role]
@@ -92,7 +92,7 @@ def split(state: DesiredState, ratio: tuple[int, int], total: int, *, model: str
     return {RoleName.PREFILL: prefill, RoleName.DECODE: total - prefill}
 
 
-def flipped(state: DesiredState, worker: str, role: RoleName) -> DesiredState:
+def with_role(state: DesiredState, worker: str, role: RoleName) -> DesiredState:
     """Return the state with `worker` in another role, with its weights, ranks and prefix cache."""
     member = member_named(state, worker)
     pool = state.pool(member.pool)
@@ -109,7 +109,7 @@ def flipped(state: DesiredState, worker: str, role: RoleName) -> DesiredState:
             todo="scale instead",
         )
     after = _valid(_with(state, replace(member, pool=target.name, role=role)))
-    if not member.is_cordoned and not is_covered(member.role, _who_stay(state, after.members, pool.model)):
+    if not member.is_cordoned and not is_covered(member.role, _remaining_roles(state, after.members, pool.model)):
         raise ConflictError(
             f"{worker} cannot become a {role} worker now",
             why=f"no other worker could do what a {member.role} worker does meanwhile",
@@ -141,16 +141,18 @@ def restarted(state: DesiredState, worker: str) -> DesiredState:
     return _with(state, replace(member, restart_generation=member.restart_generation + 1))
 
 
-def changes(before: DesiredState, after: DesiredState) -> list[Change]:
+def changes(before: DesiredState, after: DesiredState) -> list[RecordChange]:
     """Return the difference, worker by worker: leaving ones first, new ones last."""
-    found: list[Change] = []
+    found: list[RecordChange] = []
     were, are = ({member.worker_id: member for member in state.members} for state in (before, after))
     for member in before.members:
         found += _changed(member, are.get(member.worker_id))
     for member in after.members:
         if member.worker_id not in were:
             found.append(
-                Change(deed=Deed.START, worker_id=member.worker_id, detail=f"as {member.role} in {member.pool}")
+                RecordChange(
+                    deed=ChangeKind.START, worker_id=member.worker_id, detail=f"as {member.role} in {member.pool}"
+                )
             )
     return found
 
@@ -180,7 +182,7 @@ def model_of(state: DesiredState, model: str) -> str:
     return models[0]
 
 
-def member_named(state: DesiredState, worker: str) -> Member:
+def member_named(state: DesiredState, worker: str) -> DesiredWorker:
     """NotFoundError with the nearest name if there is none."""
     member = state.member(worker)
     if member is None:
@@ -189,14 +191,14 @@ def member_named(state: DesiredState, worker: str) -> Member:
     return member
 
 
-def with_members(state: DesiredState, members: Sequence[Member]) -> DesiredState:
+def with_members(state: DesiredState, members: Sequence[DesiredWorker]) -> DesiredState:
     """Return the state with these members, and with pools that count them."""
     sizes = {pool.name: sum(member.pool == pool.name for member in members) for pool in state.pools}
     pools = tuple(replace(pool, count=sizes[pool.name]) for pool in state.pools)
     return replace(state, pools=pools, members=tuple(members))
 
 
-def _with(state: DesiredState, changed: Member) -> DesiredState:
+def _with(state: DesiredState, changed: DesiredWorker) -> DesiredState:
     return with_members(
         state, [changed if member.worker_id == changed.worker_id else member for member in state.members]
     )
@@ -212,13 +214,17 @@ def _valid(state: DesiredState) -> DesiredState:
 
 
 def _with_more(
-    state: DesiredState, members: Sequence[Member], pool: Pool, lacking: int, spare: list[Member]
-) -> list[Member]:
+    state: DesiredState, members: Sequence[DesiredWorker], pool: Pool, lacking: int, spare: list[DesiredWorker]
+) -> list[DesiredWorker]:
     """`lacking` more in `pool`: of `spare`, those about to leave that take another role instead, or new workers."""
     going, taken = {member.worker_id for member in spare}, {member.worker_id for member in members}
-    stay = _who_stay(state, [m for m in members if m.worker_id not in going], pool.model) if spare else set[RoleName]()
+    stay = (
+        _remaining_roles(state, [m for m in members if m.worker_id not in going], pool.model)
+        if spare
+        else set[RoleName]()
+    )
     names = (name for number in itertools.count() if (name := WorkerId(f"{pool.name}-{number}")) not in taken)
-    changed, new = dict[WorkerId, Member](), list[Member]()
+    changed, new = dict[WorkerId, DesiredWorker](), list[DesiredWorker]()
     alike = {other.name for other in state.pools if _are_alike(other, pool)}
     for _ in range(lacking):
         able = (m for m in reversed(spare) if m.pool in alike and not m.is_cordoned and is_covered(m.role, stay))
@@ -227,12 +233,12 @@ def _with_more(
             spare.remove(chosen)
             changed[chosen.worker_id] = replace(chosen, pool=pool.name, role=pool.role)
         else:
-            new.append(Member(worker_id=next(names), pool=pool.name, role=pool.role))
+            new.append(DesiredWorker(worker_id=next(names), pool=pool.name, role=pool.role))
             stay.add(pool.role)
     return [*(changed.get(member.worker_id, member) for member in members), *new]
 
 
-def _who_stay(before: DesiredState, members: Sequence[Member], model: str) -> set[RoleName]:
+def _remaining_roles(before: DesiredState, members: Sequence[DesiredWorker], model: str) -> set[RoleName]:
     """Roles in which a member works on, or will work; members that change roles meanwhile do not count."""
     known = {member.worker_id: member for member in before.members}
     return {
@@ -245,8 +251,10 @@ def _who_stay(before: DesiredState, members: Sequence[Member], model: str) -> se
     }
 
 
-def _first_to_go(loads: Mapping[WorkerId, WorkerLoad]) -> Callable[[Member], tuple[bool, bool, int, int, int, str]]:
-    def key(member: Member) -> tuple[bool, bool, int, int, int, str]:
+def _victim_order(
+    loads: Mapping[WorkerId, WorkerLoad],
+) -> Callable[[DesiredWorker], tuple[bool, bool, int, int, int, str]]:
+    def key(member: DesiredWorker) -> tuple[bool, bool, int, int, int, str]:
         load, name = loads.get(member.worker_id), str(member.worker_id)
         number = name.rpartition("-")[2]
         youngest_first = -int(number) if number.isdecimal() else 0
@@ -267,24 +275,26 @@ def _are_alike(one: Pool, other: Pool) -> bool:
     return (one.model, one.tp, one.hardware, one.revision) == (other.model, other.tp, other.hardware, other.revision)
 
 
-def _changed(before: Member, after: Member | None) -> list[Change]:
+def _changed(before: DesiredWorker, after: DesiredWorker | None) -> list[RecordChange]:
     worker = before.worker_id
     if after is None:
-        return [Change(deed=Deed.STOP, worker_id=worker, detail=f"drained first, was {before.role}")]
-    found: list[Change] = []
+        return [RecordChange(deed=ChangeKind.STOP, worker_id=worker, detail=f"drained first, was {before.role}")]
+    found: list[RecordChange] = []
     if after.role is not before.role:
-        found.append(Change(deed=Deed.FLIP, worker_id=worker, detail=f"from {before.role} to {after.role}"))
+        found.append(RecordChange(deed=ChangeKind.FLIP, worker_id=worker, detail=f"from {before.role} to {after.role}"))
     if (after.restart_generation, after.revision) != (before.restart_generation, before.revision):
         to = f"to revision {after.revision}" if after.revision != before.revision else "drained first"
-        found.append(Change(deed=Deed.RESTART, worker_id=worker, detail=to))
+        found.append(RecordChange(deed=ChangeKind.RESTART, worker_id=worker, detail=to))
     own_s = after.drain_deadline_s
     if after.is_cordoned and not before.is_cordoned:
         moves = "" if own_s is None else f"; what still runs after {own_s:g} s moves to other workers"
-        found.append(Change(deed=Deed.DRAIN, worker_id=worker, detail=f"no new work{moves}"))
+        found.append(RecordChange(deed=ChangeKind.DRAIN, worker_id=worker, detail=f"no new work{moves}"))
     elif after.is_cordoned and own_s is not None and own_s != before.drain_deadline_s:
-        found.append(Change(deed=Deed.DRAIN, worker_id=worker, detail=f"within {own_s:g} s, once it is told anew"))
+        found.append(
+            RecordChange(deed=ChangeKind.DRAIN, worker_id=worker, detail=f"within {own_s:g} s, once it is told anew")
+        )
     elif before.is_cordoned and not after.is_cordoned:
-        found.append(Change(deed=Deed.UNCORDON, worker_id=worker))
+        found.append(RecordChange(deed=ChangeKind.UNCORDON, worker_id=worker))
     return found
 
 

@@ -12,12 +12,12 @@ _LOADING = 50_000
 
 
 def load_without_pauses() -> None:
-    """Call at the start of a process that imports and loads much, until `keep_loaded`: hardly any of it is garbage, and
+    """Call at the start of a process that imports and loads much, until `freeze_gc`: hardly any of it is garbage, and
     collections take a tenth of a second of importing torch."""
     gc.set_threshold(_LOADING, _MIDDLE, _OLD)
 
 
-def keep_loaded() -> None:
+def freeze_gc() -> None:
     """Call when a process has loaded what it keeps: collections then look only at later objects, and are rarer."""
     gc.collect()
     gc.freeze()

@@ -247,7 +247,7 @@ class BlockLedger:
             self._free.append(self._evict())
         return count
 
-    def disown(self, blocks: Iterable[BlockId]) -> None:
+    def unpublish(self, blocks: Iterable[BlockId]) -> None:
         """Make these blocks unfindable, held or only cached: what is in them may be wrong. Where another block has the
         content that one of them should have, that one is found instead."""
         blocks = list(blocks)

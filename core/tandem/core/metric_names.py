@@ -14,7 +14,7 @@ from types import MappingProxyType
 PREFIX = "tandem_"
 
 
-class Kind(StrEnum):
+class MetricKind(StrEnum):
     """As Prometheus has it."""
 
     COUNTER = "counter"
@@ -22,7 +22,7 @@ class Kind(StrEnum):
     HISTOGRAM = "histogram"
 
 
-class Source(StrEnum):
+class MetricSource(StrEnum):
     """Source of a metric; the values are the headings of the page."""
 
     REQUESTS = "Requests, as routers see them"
@@ -37,51 +37,51 @@ class Source(StrEnum):
 class Metric(str):
     """The name of a metric, all that most code needs of it, with its further properties."""
 
-    source: Source
-    kind: Kind
+    source: MetricSource
+    kind: MetricKind
     text: str
     labels: tuple[str, ...]
 
-    def __new__(cls, source: Source, kind: Kind, name: str, text: str, *labels: str) -> Metric:
+    def __new__(cls, source: MetricSource, kind: MetricKind, name: str, text: str, *labels: str) -> Metric:
         metric = super().__new__(cls, name)
         metric.source, metric.kind, metric.text, metric.labels = source, kind, text, labels
         return metric
 
 
-def _request(kind: Kind, name: str, text: str, *labels: str) -> Metric:
-    return Metric(Source.REQUESTS, kind, name, text, *labels)
+def _request(kind: MetricKind, name: str, text: str, *labels: str) -> Metric:
+    return Metric(MetricSource.REQUESTS, kind, name, text, *labels)
 
 
-def _of_model(kind: Kind, name: str, text: str) -> Metric:
-    return Metric(Source.REQUESTS, kind, name, text, "model")
+def _of_model(kind: MetricKind, name: str, text: str) -> Metric:
+    return Metric(MetricSource.REQUESTS, kind, name, text, "model")
 
 
-def _router(kind: Kind, name: str, text: str, *labels: str) -> Metric:
-    return Metric(Source.ROUTER, kind, name, text, *labels)
+def _router(kind: MetricKind, name: str, text: str, *labels: str) -> Metric:
+    return Metric(MetricSource.ROUTER, kind, name, text, *labels)
 
 
-def _index(kind: Kind, name: str, text: str, *labels: str) -> Metric:
-    return Metric(Source.INDEX, kind, name, text, *labels)
+def _index(kind: MetricKind, name: str, text: str, *labels: str) -> Metric:
+    return Metric(MetricSource.INDEX, kind, name, text, *labels)
 
 
-def _cluster(kind: Kind, name: str, text: str, *labels: str) -> Metric:
-    return Metric(Source.CLUSTER, kind, name, text, *labels)
+def _cluster(kind: MetricKind, name: str, text: str, *labels: str) -> Metric:
+    return Metric(MetricSource.CLUSTER, kind, name, text, *labels)
 
 
-def _worker(kind: Kind, name: str, text: str, *labels: str) -> Metric:
-    return Metric(Source.WORKER, kind, name, text, "worker", "role", *labels)
+def _worker(kind: MetricKind, name: str, text: str, *labels: str) -> Metric:
+    return Metric(MetricSource.WORKER, kind, name, text, "worker", "role", *labels)
 
 
-def _moving(kind: Kind, name: str, text: str, *labels: str) -> Metric:
-    return Metric(Source.TRANSFER, kind, name, text, "worker", "role", *labels)
+def _moving(kind: MetricKind, name: str, text: str, *labels: str) -> Metric:
+    return Metric(MetricSource.TRANSFER, kind, name, text, "worker", "role", *labels)
 
 
-def _vllm(kind: Kind, name: str, text: str, *labels: str) -> Metric:
-    return Metric(Source.VLLM, kind, name, text, *labels)
+def _vllm(kind: MetricKind, name: str, text: str, *labels: str) -> Metric:
+    return Metric(MetricSource.VLLM, kind, name, text, *labels)
 
 
 _BY_WORKER = ("model_name", "worker", "role")
-_COUNTER, _GAUGE, _HISTOGRAM = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
+_COUNTER, _GAUGE, _HISTOGRAM = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM
 
 # ---- requests, measured by routers ----
 REQUESTS = _request(
@@ -216,7 +216,7 @@ INDEX_TROUBLE = _index(
     'them, "outages" of Redis.', "kind",
 )  # fmt: skip
 INDEX_PUBLISHING = Metric(
-    Source.INDEX, _COUNTER, "tandem_index_publishing_total",
+    MetricSource.INDEX, _COUNTER, "tandem_index_publishing_total",
     'By `kind`: "entries" written, whole sets "republished" (the first counts too), "overflows" of the queue, '
     '"refused" (another incarnation holds the lease, or none, or it was over), "gaps" (what Redis had lost), "outages" '
     "of Redis.", "worker", "role", "kind",

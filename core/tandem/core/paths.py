@@ -9,7 +9,7 @@ from pathlib import Path
 from tandem.core.errors import ConfigError
 
 
-def written_out(given: str | Path) -> Path:
+def expand_user(given: str | Path) -> Path:
     """`given` with the home for a leading `~` or `~name`. Raises ConfigError if there is no such user."""
     try:
         return Path(given).expanduser()

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from tandem.core.desired import MAX_WORKERS, DesiredState, Member, Pool, Revision, Rollout, RolloutPhase
+from tandem.core.desired import MAX_WORKERS, DesiredState, DesiredWorker, Pool, Revision, Rollout, RolloutPhase
 from tandem.core.desired_changes import check_still, model_of, with_members
 from tandem.core.errors import ConfigError, ConflictError
 from tandem.core.ids import WorkerId
@@ -126,11 +126,11 @@ def advanced(state: DesiredState, running: Sequence[Standing], broken: Mapping[W
         if rollout.phase is not RolloutPhase.DONE and failed is not None:
             state = _stopped(state, rollout, failed, broken)
         elif rollout.phase is RolloutPhase.ROLLING:
-            state = _Step(state, rollout, running).taken()
+            state = _RolloutStep(state, rollout, running).taken()
     return state
 
 
-class _Step:
+class _RolloutStep:
     """One step of one rollout. New workers come while there is room, old ones leave while enough serve, and no pool
     runs ahead of the others: workers of different revisions do not work together, so half a pair would not help."""
 
@@ -185,7 +185,7 @@ class _Step:
         room = size + self._rollout.max_surge - self._present(pool)
         for one in self._returning(pool)[: max(0, most - new)]:
             self._members.append(
-                Member(
+                DesiredWorker(
                     worker_id=one.worker_id, pool=pool.name, role=pool.role, revision=one.revision,
                     restart_generation=one.restart_generation,
                 )
@@ -199,7 +199,7 @@ class _Step:
             name = WorkerId(next(names))
             self._taken.add(name)
             self._members.append(
-                Member(worker_id=name, pool=pool.name, role=pool.role, revision=self._rollout.revision)
+                DesiredWorker(worker_id=name, pool=pool.name, role=pool.role, revision=self._rollout.revision)
             )
 
     def _progress(self, pool: Pool) -> Fraction:
@@ -212,14 +212,14 @@ class _Step:
         cordoned = sum(member.pool == pool.name and member.is_cordoned for member in self._members)
         return max(0, self._rollout.sizes.get(pool.name, 0) - cordoned)
 
-    def _of(self, pool: Pool, *, is_new: bool) -> list[Member]:
+    def _of(self, pool: Pool, *, is_new: bool) -> list[DesiredWorker]:
         return [
             member
             for member in self._members
             if member.pool == pool.name and not member.is_cordoned and self._is_new(member) is is_new
         ]
 
-    def _is_new(self, member: Member) -> bool:
+    def _is_new(self, member: DesiredWorker) -> bool:
         return self._state.revision_of(member) == self._rollout.revision
 
     def _present(self, pool: Pool) -> int:
@@ -259,7 +259,7 @@ class _Step:
         return _with_rollout(state, replace(self._rollout, phase=RolloutPhase.DONE))
 
 
-def _is_new(state: DesiredState, rollout: Rollout, member: Member | None) -> bool:
+def _is_new(state: DesiredState, rollout: Rollout, member: DesiredWorker | None) -> bool:
     if member is None or state.pool(member.pool).model != rollout.model:
         return False
     return state.revision_of(member) == rollout.revision

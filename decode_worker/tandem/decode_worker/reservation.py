@@ -11,7 +11,7 @@ from tandem.core.ledger import Holder, HoldKind
 from tandem.engine.engine import Engine
 from tandem.kvtransfer.events import Verified
 from tandem.kvtransfer.ticket import Ticket
-from tandem.workercore.block_reservation import Room
+from tandem.workercore.block_reservation import BlockReservation
 from tandem.workercore.block_reservation import reserve as room_for
 from tandem.workercore.requests import Tracked
 
@@ -35,7 +35,7 @@ class Reservation:
     tracked: Tracked
     ticket: Ticket
     tables: tuple[list[BlockId], ...]
-    lefts: tuple[int, ...]
+    window_offsets: tuple[int, ...]
     """Leading blocks of each table that lie behind the window: nothing is held for them."""
     holder: Holder
     granted_s: float
@@ -53,7 +53,7 @@ class Reservation:
     @property
     def skipped_blocks(self) -> int:
         """Blocks found in the prefix cache, over all groups."""
-        return sum(group.skip - left for group, left in zip(self.ticket.groups, self.lefts, strict=True))
+        return sum(group.skip - left for group, left in zip(self.ticket.groups, self.window_offsets, strict=True))
 
     @property
     def received_blocks(self) -> int:
@@ -95,7 +95,7 @@ class Reservations:
     def blocks_of(self, peer: WorkerId, groups: int) -> list[int]:
         """Blocks of each KV group that a peer's reservations have, pinned prefix hits among them."""
         mine = [r for r in self._by_key.values() if r.peer == peer]
-        return [sum(len(r.tables[group]) - r.lefts[group] for r in mine) for group in range(groups)]
+        return [sum(len(r.tables[group]) - r.window_offsets[group] for r in mine) for group in range(groups)]
 
 
 def needs(engine: Engine, tracked: Tracked) -> list[int]:
@@ -104,7 +104,7 @@ def needs(engine: Engine, tracked: Tracked) -> list[int]:
     return [spec.blocks_for(tokens) - spec.first_to_hand_over(tokens) for spec in engine.layout.groups]
 
 
-def reserve(engine: Engine, tracked: Tracked, transfer: TransferId) -> Room | None:
+def reserve(engine: Engine, tracked: Tracked, transfer: TransferId) -> BlockReservation | None:
     """Pin what the prefix cache has of the prompt and allocate the rest; None (and nothing held) if blocks are short.
 
     Blocks that running choices may grow into are not available. The blocks are held as RESERVED: they are not read
@@ -115,5 +115,5 @@ def reserve(engine: Engine, tracked: Tracked, transfer: TransferId) -> Room | No
     hashes = chain(request.hash_root, request.prompt, block_tokens, request.hashes)
     holder = Holder(HoldKind.RESERVED, f"{tracked.key}/{transfer}")
     tokens, specs = len(request.prompt), engine.layout.groups
-    lefts = [spec.first_to_hand_over(tokens) for spec in specs]
-    return room_for(engine, holder, hashes, specs[0].blocks_for(tokens), lefts)
+    window_offsets = [spec.first_to_hand_over(tokens) for spec in specs]
+    return room_for(engine, holder, hashes, specs[0].blocks_for(tokens), window_offsets)

@@ -21,7 +21,7 @@ from tandem.workercore.leases import FORGOTTEN, PeerLeases
 from tandem.workercore.local_requests import WholeRequests
 from tandem.workercore.proto_convert import choices_from_wire
 from tandem.workercore.requests import Tracked, request_key
-from tandem.workercore.role import Shell
+from tandem.workercore.role import RoleContext
 from tandem.workercore.transfer_claims import Claim
 
 _log = logging.getLogger(__name__)
@@ -32,13 +32,13 @@ class DecodeRole:
 
     name = RoleName.DECODE
 
-    def __init__(self, shell: Shell) -> None:
-        self._shell = shell
-        self._whole = WholeRequests(shell)
-        self._tickets = TicketQueue(shell)
+    def __init__(self, context: RoleContext) -> None:
+        self._context = context
+        self._whole = WholeRequests(context)
+        self._tickets = TicketQueue(context)
         self._reservations = Reservations()
-        self._leases = PeerLeases(shell)
-        self._granting = Granting(shell, self._tickets, self._reservations, self._leases)
+        self._leases = PeerLeases(context)
+        self._granting = Granting(context, self._tickets, self._reservations, self._leases)
         self._handoffs: dict[str, tuple[Completed, Verified]] = {}  # of those that have not run a step since
 
     @property
@@ -51,7 +51,7 @@ class DecodeRole:
             return
         if message.leg != w.LEG_DECODE:
             raise InvalidRequestError("this worker does not prefill", why="it has the decode role", todo="plan anew")
-        self._shell.engine.check(tracked.engine_request)
+        self._context.engine.check(tracked.engine_request)
         self._tickets.announce(tracked)
 
     def cancel(self, tracked: Tracked, reason: str) -> None:
@@ -60,7 +60,7 @@ class DecodeRole:
 
     def end_choices(self, tracked: Tracked, choices: Collection[int]) -> None:
         self._whole.end_choices(tracked, choices)  # before admission `tracked` keeps them in mind
-        if self._shell.requests.get(tracked.key) is None:
+        if self._context.requests.get(tracked.key) is None:
             self._handoffs.pop(tracked.key, None)
 
     # ---- tickets -------------------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ class DecodeRole:
     def _complete(self, peer: WorkerId, message: w.Complete, received_s: float) -> None:
         reservation = self._reservations.of_transfer(message.transfer)
         if reservation is None or not self._is_current(reservation, peer, message.sender_incarnation):
-            self._shell.count("completes_dropped")
+            self._context.count("completes_dropped")
             return
         try:
             choices = choices_from_wire(message.choices)
@@ -92,7 +92,7 @@ class DecodeRole:
             received_s=received_s,
             sampled_s=message.sampled_at_s,
             ticket_wait_s=message.ticket_wait_s,
-            is_same_host=message.host == self._shell.host,
+            is_same_host=message.host == self._context.host,
         )
         self._admit_if_ready(reservation)
 
@@ -115,13 +115,13 @@ class DecodeRole:
         is_over = all(state.finish is not None for state in choices)
         if is_over and tracked.ended_choices and len(choices) == tracked.engine_request.sampling.n:
             self._forget(tracked)
-            self._shell.end(tracked)
+            self._context.end(tracked)
             return
         try:
             if is_over:
                 raise TransferError("no choice goes on")
-            self._shell.receiver.admit(reservation.ticket.transfer)
-            self._shell.engine.add_prefilled(tracked.engine_request, reservation.holder, reservation.tables, choices)
+            self._context.receiver.admit(reservation.ticket.transfer)
+            self._context.engine.add_prefilled(tracked.engine_request, reservation.holder, reservation.tables, choices)
         except TandemError as error:
             self._fail_unusable(reservation, error)
             return
@@ -129,16 +129,16 @@ class DecodeRole:
         tracked.has_reported_cached = True
         self._whole.follow(tracked, {state.choice for state in choices if state.finish is None})
         self._handoffs[tracked.key] = completed, verified
-        self._shell.count("kv_received_bytes", verified.bytes)
-        self._shell.count("kv_received_blocks", reservation.received_blocks)
-        self._shell.count("kv_skipped_blocks", reservation.skipped_blocks)
-        self._shell.count("requests_admitted")
+        self._context.count("kv_received_bytes", verified.bytes)
+        self._context.count("kv_received_blocks", reservation.received_blocks)
+        self._context.count("kv_skipped_blocks", reservation.skipped_blocks)
+        self._context.count("requests_admitted")
         ticket = reservation.ticket
         said = w.Verified(
             request=ticket.request, attempt=ticket.attempt, transfer=ticket.transfer, bytes=verified.bytes
         )
         self._tell(reservation, w.PeerMessage(verified=said))
-        self._shell.outbox.phase(tracked, Phase.DECODE)
+        self._context.outbox.phase(tracked, Phase.DECODE)
 
     def before_step(self) -> None:
         self._granting.grant_due()
@@ -156,7 +156,7 @@ class DecodeRole:
         self._whole.after_step(result, timings)
 
     def _time_phase(self, key: str, completed: Completed, verified: Verified, sampled_s: float) -> None:
-        tracked = self._shell.requests.get(key)
+        tracked = self._context.requests.get(key)
         if tracked is not None:
             tracked.phase_s = sampled_s - max(completed.received_s, verified.verified_at_s)
 
@@ -168,7 +168,7 @@ class DecodeRole:
             ticket_wait_s=completed.ticket_wait_s,
             sample_to_step_s=max(0.0, started_s - sampled_s),
             last_wire_s=verified.last_wire_s,
-            step_rest_s=self._shell.rest_of_step_s(ready_s),
+            step_rest_s=self._context.rest_of_step_s(ready_s),
         )
 
     # ---- ends ----------------------------------------------------------------------------------------------------
@@ -182,15 +182,17 @@ class DecodeRole:
         if failed.transfer and (reservation is None or failed.transfer != reservation.ticket.transfer):
             return  # a ticket that is not, or no longer, this attempt's
         tracked = reservation.tracked if reservation else self._tickets.announced(key)
-        self._shell.requests.bury(RequestId(failed.request), Attempt(failed.attempt), self._shell.clock.now_s())
+        self._context.requests.add_tombstone(
+            RequestId(failed.request), Attempt(failed.attempt), self._context.clock.now_s()
+        )
         self._tickets.remove(key)
         if tracked is None:
             return
         self._forget(tracked)
         if failed.code in ("not_needed", "cancelled"):
-            self._shell.end(tracked)
+            self._context.end(tracked)
         else:
-            self._shell.fail(tracked, from_code(failed.code, failed.message))
+            self._context.fail(tracked, from_code(failed.code, failed.message))
 
     def peer_gone(self, peer: WorkerId, incarnation: Incarnation, reason: str) -> None:
         self._tickets.peer_gone(peer, incarnation)
@@ -208,7 +210,7 @@ class DecodeRole:
         if not is_peer_told:
             self._tell_failed(reservation, error)
         self._forget(reservation.tracked, is_peer_told=True)
-        self._shell.fail(reservation.tracked, error)
+        self._context.fail(reservation.tracked, error)
 
     def _forget(self, tracked: Tracked, *, is_peer_told: bool = False) -> None:
         """Drop everything that precedes admission; fence first, then the blocks go back."""
@@ -220,8 +222,8 @@ class DecodeRole:
         if not is_peer_told:
             self._tell_failed(reservation, from_code("cancelled", "the request was cancelled."))
         self._unlist(reservation)
-        self._shell.receiver.cancel(reservation.ticket.transfer)
-        self._shell.engine.let_go(reservation.holder)
+        self._context.receiver.cancel(reservation.ticket.transfer)
+        self._context.engine.release_holder(reservation.holder)
 
     def _unlist(self, reservation: Reservation) -> None:
         self._reservations.remove(reservation)
@@ -239,7 +241,7 @@ class DecodeRole:
         self._tell(reservation, w.PeerMessage(failed=failed))
 
     def _tell(self, reservation: Reservation, message: w.PeerMessage) -> None:
-        self._shell.outbox.to_peer(reservation.peer, reservation.peer_incarnation, message)
+        self._context.outbox.to_peer(reservation.peer, reservation.peer_incarnation, message)
 
     def _is_current(self, reservation: Reservation, peer: WorkerId, incarnation: int) -> bool:
         return reservation.peer == peer and reservation.peer_incarnation == incarnation
@@ -250,7 +252,7 @@ class DecodeRole:
             reservation = self._reservations.of_transfer(transfer)
             if reservation is not None:
                 what = f"prefill worker {reservation.peer} has forgotten the hand-over"
-                self._shell.count("transfers_forgotten")
+                self._context.count("transfers_forgotten")
                 self._fail(reservation, TransferError(what, why=FORGOTTEN, todo="try again"))
 
     def claims(self) -> list[Claim]:

@@ -11,16 +11,16 @@ from collections import Counter
 from tandem.core.ids import Incarnation, TransferId, new_transfer_id
 from tandem.core.kv_compatibility import WireForm
 from tandem.decode_worker.reservation import Reservation, Reservations, needs, reserve
-from tandem.decode_worker.tickets import Asked, TicketQueue
+from tandem.decode_worker.tickets import QueuedTicketRequest, TicketQueue
 from tandem.kvtransfer.ticket import Ticket
 from tandem.kvtransfer.wire import profile_to_wire
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.workercore import fetch_quota
-from tandem.workercore.block_reservation import Room
+from tandem.workercore.block_reservation import BlockReservation
 from tandem.workercore.leases import PeerLeases
 from tandem.workercore.proto_convert import ticket_to_wire
 from tandem.workercore.requests import Tracked
-from tandem.workercore.role import Shell
+from tandem.workercore.role import RoleContext
 
 UNUSED_S = 1.0
 """A ticket without a push for so long may be revoked: pushing starts within a step and a dial."""
@@ -29,15 +29,17 @@ UNUSED_S = 1.0
 class Granting:
     """Turns waiting tickets into reservations. Belongs to the step loop's thread."""
 
-    def __init__(self, shell: Shell, tickets: TicketQueue, reservations: Reservations, leases: PeerLeases) -> None:
-        self._shell, self._tickets, self._reservations, self._leases = shell, tickets, reservations, leases
-        self._profile = profile_to_wire(shell.profile)
+    def __init__(
+        self, context: RoleContext, tickets: TicketQueue, reservations: Reservations, leases: PeerLeases
+    ) -> None:
+        self._context, self._tickets, self._reservations, self._leases = context, tickets, reservations, leases
+        self._profile = profile_to_wire(context.profile)
         self._short: tuple[str, int] | None = None  # request short of blocks; the fewest available since
 
     def grant_due(self) -> None:
         """Grant in the order of asking. Freed blocks collect for the oldest request within its peer's quota: no request
         overtakes it, nor does it overtake an older request that was preempted here and waits for its blocks."""
-        if self._shell.engine.is_short_of_blocks:
+        if self._context.engine.is_short_of_blocks:
             self._revoke_unused()  # one a turn, also if no ticket waits
         due = list(self._tickets.due())
         waiting = Counter(asked.peer for _, asked, _ in due)
@@ -52,16 +54,16 @@ class Granting:
             waiting[asked.peer] -= 1
             self._tickets.granted(key)
             self._grant(asked, tracked, transfer, room)
-        self._shell.engine.reserve_choices(self._reservations.choices)
+        self._context.engine.reserve_choices(self._reservations.choices)
         self._tickets.tell_waiting()
 
-    def _is_over_quota(self, asked: Asked, tracked: Tracked) -> bool:
-        engine = self._shell.engine
+    def _is_over_quota(self, asked: QueuedTicketRequest, tracked: Tracked) -> bool:
+        engine = self._context.engine
         held = self._reservations.blocks_of(asked.peer, len(engine.ledgers))
         return fetch_quota.is_over(held, needs(engine, tracked), [ledger.num_blocks for ledger in engine.ledgers])
 
-    def _find_room(self, tracked: Tracked, transfer: TransferId) -> Room | None:
-        engine = self._shell.engine
+    def _find_room(self, tracked: Tracked, transfer: TransferId) -> BlockReservation | None:
+        engine = self._context.engine
         arrival_s = tracked.engine_request.arrival_s
         preempted_s = engine.oldest_preempted_s
         if engine.is_starved or (preempted_s is not None and preempted_s <= arrival_s):
@@ -74,16 +76,16 @@ class Granting:
         room = self._reserve(tracked, transfer)
         while room is None and self._revoke_unused():
             room = self._reserve(tracked, transfer)
-        if room is None and (victims := engine.make_way(arrival_s, needs(engine, tracked))):
-            self._shell.count("preemptions", len(victims))
-            self._shell.count("preempted_for_tickets", len(victims))
+        if room is None and (victims := engine.preempt_for(arrival_s, needs(engine, tracked))):
+            self._context.count("preemptions", len(victims))
+            self._context.count("preempted_for_tickets", len(victims))
             room = self._reserve(tracked, transfer)
         return room
 
-    def _reserve(self, tracked: Tracked, transfer: TransferId) -> Room | None:
+    def _reserve(self, tracked: Tracked, transfer: TransferId) -> BlockReservation | None:
         """Reserve blocks for the prompt. Tried only if blocks came back since this request found too few: its prompt
         would be hashed for nothing."""
-        engine = self._shell.engine
+        engine = self._context.engine
         available = min(ledger.available for ledger in engine.ledgers) - engine.growth_blocks
         if self._short is not None and self._short[0] == tracked.key:
             least = self._short[1]
@@ -96,11 +98,11 @@ class Granting:
 
     def _revoke_unused(self) -> bool:
         """Revoke the ticket that has been without a byte for longest, if one is past the bound; True if one was."""
-        oldest_s = self._shell.clock.now_s() - UNUSED_S
+        oldest_s = self._context.clock.now_s() - UNUSED_S
         for reservation in self._reservations.all():
             if reservation.granted_s > oldest_s:
                 return False  # and so are all that follow
-            if self._shell.receiver.revoke(reservation.ticket.transfer):
+            if self._context.receiver.revoke(reservation.ticket.transfer):
                 self._take_back(reservation)
                 return True
         return False
@@ -110,7 +112,7 @@ class Granting:
         ticket = reservation.ticket
         self._reservations.remove(reservation)
         self._leases.close(ticket.transfer)
-        self._shell.engine.let_go(reservation.holder)
+        self._context.engine.release_holder(reservation.holder)
         self._tickets.announce(reservation.tracked)
         revoked = w.TicketRevoked(
             request=ticket.request,
@@ -119,39 +121,41 @@ class Granting:
             reason=f"nothing was pushed for {UNUSED_S:g} s, and blocks or turns are short",
         )
         message = w.PeerMessage(revoked=revoked)
-        self._shell.outbox.to_peer(reservation.peer, reservation.peer_incarnation, message)
-        self._shell.count("tickets_revoked")
+        self._context.outbox.to_peer(reservation.peer, reservation.peer_incarnation, message)
+        self._context.count("tickets_revoked")
 
     def _root(self, tracked: Tracked, form: WireForm) -> None:
         """Root the request's block hashes in the wire form in which its prompt comes: blocks that a codec or a
         conversion changed are never taken for computed ones."""
-        root = self._shell.hash_root(tracked.salt, lossy=form.lossy)
+        root = self._context.hash_root(tracked.salt, lossy=form.lossy)
         tracked.engine_request = tracked.engine_request.under(root)
 
-    def _grant(self, asked: Asked, tracked: Tracked, transfer: TransferId, room: Room) -> None:
+    def _grant(
+        self, asked: QueuedTicketRequest, tracked: Tracked, transfer: TransferId, room: BlockReservation
+    ) -> None:
         ticket = Ticket(
             transfer=transfer,
             request=tracked.request,
             attempt=tracked.attempt,
             sender=asked.peer,
             sender_incarnation=Incarnation(asked.message.sender_incarnation),
-            receiver=self._shell.worker,
-            receiver_incarnation=self._shell.incarnation,
+            receiver=self._context.worker,
+            receiver_incarnation=self._context.incarnation,
             groups=room.groups,
-            endpoints=self._shell.receiver.endpoints(),
-            layout=self._shell.profile.layout,
+            endpoints=self._context.receiver.endpoints(),
+            layout=self._context.profile.layout,
             codec=asked.form.codec,
         )
         reservation = Reservation(
             tracked=tracked,
             ticket=ticket,
             tables=room.tables,
-            lefts=room.lefts,
+            window_offsets=room.window_offsets,
             holder=room.holder,
-            granted_s=self._shell.clock.now_s(),
+            granted_s=self._context.clock.now_s(),
         )
         self._reservations.add(reservation)
         self._leases.open(transfer, reservation.peer, reservation.peer_incarnation)
-        self._shell.receiver.expect(ticket)
+        self._context.receiver.expect(ticket)
         message = w.PeerMessage(ticket=ticket_to_wire(ticket, self._profile))
-        self._shell.outbox.to_peer(reservation.peer, reservation.peer_incarnation, message)
+        self._context.outbox.to_peer(reservation.peer, reservation.peer_incarnation, message)

@@ -14,14 +14,14 @@ from tandem.core.timeout_scale import patient
 from tandem.kvtransfer.wire import profile_from_wire
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.workercore.requests import Tracked, request_key
-from tandem.workercore.role import Shell
+from tandem.workercore.role import RoleContext
 
 ANNOUNCEMENT_WAIT_S = patient(5.0)
 """How long a ticket request may be ahead of its announcement."""
 
 
 @dataclass(slots=True)
-class Asked:
+class QueuedTicketRequest:
     """A prefill worker's request for a ticket, and the form in which its blocks would come."""
 
     peer: WorkerId
@@ -35,10 +35,10 @@ class Asked:
 class TicketQueue:
     """Announcements and ticket requests by request key; a ticket is due when both are here, in the order of asking."""
 
-    def __init__(self, shell: Shell) -> None:
-        self._shell = shell
+    def __init__(self, context: RoleContext) -> None:
+        self._context = context
         self._announced: dict[str, Tracked] = {}
-        self._asked: OrderedDict[str, Asked] = OrderedDict()
+        self._asked: OrderedDict[str, QueuedTicketRequest] = OrderedDict()
         self._wait_per_place_s = 0.0  # smoothed, from tickets that had to wait; 0 = none has yet
 
     def __bool__(self) -> bool:
@@ -55,16 +55,16 @@ class TicketQueue:
         """Queue a prefill worker's request, or refuse it at once."""
         key = request_key(message.request, message.attempt)
         try:
-            asked = Asked(peer, message, self._shell.clock.now_s(), self._agree(message))
+            asked = QueuedTicketRequest(peer, message, self._context.clock.now_s(), self._agree(message))
         except TandemError as error:
             self._refuse(peer, message, error)
             return
-        if key in self._announced or self._shell.requests.get(key) is None:
+        if key in self._announced or self._context.requests.get(key) is None:
             self._asked[key] = asked
         else:  # it has its ticket already
-            self._shell.count("ticket_requests_dropped")
+            self._context.count("ticket_requests_dropped")
 
-    def due(self) -> Iterator[tuple[str, Asked, Tracked]]:
+    def due(self) -> Iterator[tuple[str, QueuedTicketRequest, Tracked]]:
         """Yield tickets both asked for and announced, oldest first; the queue may be changed meanwhile."""
         for key, asked in list(self._asked.items()):
             tracked = self._announced.get(key)
@@ -75,7 +75,7 @@ class TicketQueue:
         """Remove a granted ticket; if it had to wait, its wait updates the estimate for the next ones."""
         asked = self._asked.get(key)
         if asked is not None and asked.told_position is not None:
-            place_s = (self._shell.clock.now_s() - asked.asked_s) / (asked.told_position + 1)
+            place_s = (self._context.clock.now_s() - asked.asked_s) / (asked.told_position + 1)
             known_s = self._wait_per_place_s
             self._wait_per_place_s = known_s + (place_s - known_s) / 4 if known_s else place_s
         self.remove(key)
@@ -94,8 +94,8 @@ class TicketQueue:
                 estimate_s=(position + 1) * self._wait_per_place_s,
             )
             incarnation = Incarnation(message.sender_incarnation)
-            self._shell.outbox.to_peer(asked.peer, incarnation, w.PeerMessage(queued=queued))
-            self._shell.count("tickets_queued")
+            self._context.outbox.to_peer(asked.peer, incarnation, w.PeerMessage(queued=queued))
+            self._context.count("tickets_queued")
 
     def remove(self, key: str) -> None:
         """Remove a ticket that the peer gave up, or that is granted."""
@@ -125,12 +125,12 @@ class TicketQueue:
 
     def _agree(self, asked: w.TicketRequest) -> WireForm:
         """Return the wire form; raises the error with which the request is refused."""
-        if asked.receiver_incarnation != self._shell.incarnation:
+        if asked.receiver_incarnation != self._context.incarnation:
             raise TransferError("this decode worker restarted", why="its incarnation is a new one", todo="try again")
-        if self._shell.requests.is_buried(RequestId(asked.request), Attempt(asked.attempt)):
+        if self._context.requests.is_buried(RequestId(asked.request), Attempt(asked.attempt)):
             raise from_code("cancelled", "this attempt is over")
         return kv_compatibility.agree(
-            profile_from_wire(asked.profile), self._shell.profile, offered=tuple(asked.codecs)
+            profile_from_wire(asked.profile), self._context.profile, offered=tuple(asked.codecs)
         )
 
     def _refuse(self, peer: WorkerId, message: w.TicketRequest, error: TandemError) -> None:
@@ -138,5 +138,5 @@ class TicketQueue:
             request=message.request, attempt=message.attempt, code=error.code, message=error.message
         )
         incarnation = Incarnation(message.sender_incarnation)
-        self._shell.outbox.to_peer(peer, incarnation, w.PeerMessage(ticket_refused=refused))
-        self._shell.count("tickets_refused")
+        self._context.outbox.to_peer(peer, incarnation, w.PeerMessage(ticket_refused=refused))
+        self._context.count("tickets_refused")

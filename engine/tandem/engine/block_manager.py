@@ -19,8 +19,8 @@ from tandem.core.kv_layout import KVGroupSpec, KVLayout
 from tandem.core.ledger import BlockLedger, Holder, HoldKind, LedgerError
 from tandem.core.lifecycle import FinishReason
 from tandem.engine.prefix_hits import longest_hit
-from tandem.engine.request import BlockEvent
-from tandem.engine.sequence import GONE, Place, RequestState, Sequence
+from tandem.engine.request import CacheEvent
+from tandem.engine.sequence import GONE, QueueState, RequestState, Sequence
 
 _WRITTEN = Holder(HoldKind.REQUEST, "begun")
 
@@ -56,7 +56,7 @@ class BlockSpace:
         self.block_tokens = sizes.pop()
         self._specs = layout.groups
         self._windows = tuple(i for i, spec in enumerate(layout.groups) if spec.window is not None)
-        self._events: list[BlockEvent] = []
+        self._events: list[CacheEvent] = []
         self._clock = clock
         self._written: dict[Holder, list[BlockId]] = {}
         self.ledgers = tuple(self._ledger(s.group, n) for s, n in zip(layout.groups, num_blocks, strict=True))
@@ -69,7 +69,7 @@ class BlockSpace:
         """Blocks of the smallest pool: what a request may need at most."""
         return min(ledger.num_blocks for ledger in self.ledgers)
 
-    def take_events(self) -> list[BlockEvent]:
+    def take_events(self) -> list[CacheEvent]:
         """Hashes stored and removed since the last call, in order."""
         events, self._events = self._events, []
         return events
@@ -91,16 +91,16 @@ class BlockSpace:
         hits = longest_hit(self.ledgers, self._specs, leader.hashes[:limit], is_whole=state.is_prefill_only)
         if total - hits + spare > room:
             return False
-        lefts = [self._first_needed(state, spec, hits * self.block_tokens) for spec in self._specs]
-        matches = [led.match(leader.hashes[left:hits]) for led, left in zip(self.ledgers, lefts, strict=True)]
+        window_offsets = [self._first_needed(state, spec, hits * self.block_tokens) for spec in self._specs]
+        matches = [led.match(leader.hashes[left:hits]) for led, left in zip(self.ledgers, window_offsets, strict=True)]
         for ledger, match in zip(self.ledgers, matches, strict=True):
             ledger.share(leader.holder, match)
         need = total - hits + spare
         if any(ledger.available - headroom_blocks < need for ledger in self.ledgers):  # hits may have been cached ones
             self.release(state)
             return False
-        leader.left = lefts
-        for ledger, table, left, match in zip(self.ledgers, leader.tables, lefts, matches, strict=True):
+        leader.left = window_offsets
+        for ledger, table, left, match in zip(self.ledgers, leader.tables, window_offsets, matches, strict=True):
             table.extend([GONE] * left)
             table.extend(match)
             table.extend(_allocated(ledger, leader.holder, total - hits))
@@ -117,25 +117,25 @@ class BlockSpace:
         hashes: AbstractSequence[BlockHash],
         count: int,
         headroom_blocks: int,
-        lefts: AbstractSequence[int] | None = None,
+        window_offsets: AbstractSequence[int] | None = None,
     ) -> tuple[Reserved, ...] | None:
         """Pin the cached blocks of `hashes` and allocate the rest of `count`. In every group, for `holder`, which has
-        none yet; without the first `lefts[i]` of group i, to which no token will attend. None, and nothing held, if
-        fewer than `headroom_blocks` would be left in a group."""
+        none yet; without the first `window_offsets[i]` of group i, to which no token will attend. None, and nothing
+        held, if fewer than `headroom_blocks` would be left in a group."""
         reserved = []
-        for ledger, left in zip(self.ledgers, lefts or [0] * len(self.ledgers), strict=True):
+        for ledger, left in zip(self.ledgers, window_offsets or [0] * len(self.ledgers), strict=True):
             hits = ledger.match(hashes[left:])
             ledger.share(holder, hits)
             missing = count - left - len(hits)
             has_room = ledger.available - missing >= headroom_blocks
             new = ledger.allocate(holder, missing) if has_room else None
             if new is None:
-                self.let_go(holder)
+                self.release_holder(holder)
                 return None
             reserved.append(Reserved(ledger.group, [*[GONE] * left, *hits, *new], left + len(hits), left))
         return tuple(reserved)
 
-    def let_go(self, holder: Holder) -> None:
+    def release_holder(self, holder: Holder) -> None:
         """Give back all that `holder` has, in every group."""
         for ledger in self.ledgers:
             ledger.release(holder)
@@ -163,12 +163,12 @@ class BlockSpace:
         Of a group with a window the blocks from `first_to_hand_over` on."""
         leader = state.leader
         count = self.blocks_for(leader.prompt_tokens)
-        lefts = [spec.first_to_hand_over(leader.prompt_tokens) for spec in self._specs]
-        for ledger, table, left in zip(self.ledgers, tables, lefts, strict=True):
+        window_offsets = [spec.first_to_hand_over(leader.prompt_tokens) for spec in self._specs]
+        for ledger, table, left in zip(self.ledgers, tables, window_offsets, strict=True):
             if len(table) < count or not set(table[left:count]) <= set(ledger.blocks_of(holder)):
                 raise LedgerError(f"{holder} does not hold the {count} prompt blocks of group {ledger.group}")
-        leader.left = lefts
-        for ledger, mine, table, left in zip(self.ledgers, leader.tables, tables, lefts, strict=True):
+        leader.left = window_offsets
+        for ledger, mine, table, left in zip(self.ledgers, leader.tables, tables, window_offsets, strict=True):
             ledger.move(holder, leader.holder)
             mine.extend([GONE] * left)
             mine.extend(table[left:count])
@@ -228,7 +228,7 @@ class BlockSpace:
     def keep_written(self, sequences: Iterable[tuple[Sequence, int]]) -> None:
         """Reserve the block of each sequence's token before `end` until the next call, which ends this one. It is not
         reallocated, even if the sequence gives it back: a step that has begun writes there."""
-        self.let_go(_WRITTEN)
+        self.release_holder(_WRITTEN)
         self._written = {
             sequence.holder: [table[(end - 1) // self.block_tokens] for table in sequence.tables]
             for sequence, end in sequences
@@ -278,7 +278,7 @@ class BlockSpace:
         if written is not None:
             for ledger, block in zip(self.ledgers, written, strict=True):
                 ledger.share(_WRITTEN, [block])
-        self.let_go(sequence.holder)
+        self.release_holder(sequence.holder)
         sequence.forget()
 
     def end_sequence(self, state: RequestState, sequence: Sequence) -> None:
@@ -300,17 +300,17 @@ class BlockSpace:
         """Give back all blocks of a request; full published ones stay cached."""
         for sequence in state.sequences:
             self.release_sequence(sequence)
-        self.let_go(state.spare_holder)
+        self.release_holder(state.spare_holder)
         state.spare_blocks = 0
         state.is_forked = len(state.live) <= 1
 
-    def disown(self, state: RequestState) -> None:
+    def unpublish(self, state: RequestState) -> None:
         """Unpublish the request's blocks after a computation that may have left bad values. They are no longer found,
         even while a push still holds them, nor is any block without a holder."""
         for sequence in state.sequences:
             for group, ledger in enumerate(self.ledgers):
                 behind = (ledger.lookup(block_hash) for block_hash in sequence.hashes[: sequence.left[group]])
-                ledger.disown([*sequence.held(group), *(block for block in behind if block is not None)])
+                ledger.unpublish([*sequence.held(group), *(block for block in behind if block is not None)])
         for ledger in self.ledgers:
             ledger.evict_cached()
 
@@ -318,7 +318,7 @@ class BlockSpace:
         """Raise LedgerError unless ledgers and tables agree; waiting requests hold nothing."""
         known: dict[Holder, Sequence | int] = {}
         for state in states:
-            if state.place is Place.WAITING and (state.spare_blocks or any(s.tables[0] for s in state.sequences)):
+            if state.place is QueueState.WAITING and (state.spare_blocks or any(s.tables[0] for s in state.sequences)):
                 raise LedgerError(f"{state.request.key} waits but holds blocks")
             known.update({s.holder: s for s in state.sequences})
             known[state.spare_holder] = state.spare_blocks
@@ -338,10 +338,10 @@ class BlockSpace:
 
     def _ledger(self, group: GroupId, num_blocks: int) -> BlockLedger:
         def stored(block_hash: BlockHash) -> None:
-            self._events.append(BlockEvent(is_stored=True, group=group, hash=block_hash))
+            self._events.append(CacheEvent(is_stored=True, group=group, hash=block_hash))
 
         def removed(block_hash: BlockHash) -> None:
-            self._events.append(BlockEvent(is_stored=False, group=group, hash=block_hash))
+            self._events.append(CacheEvent(is_stored=False, group=group, hash=block_hash))
 
         return BlockLedger(group, num_blocks, on_stored=stored, on_removed=removed, clock=self._clock)
 

@@ -28,7 +28,7 @@ from tandem.engine.limits import check_request, finish_reason
 from tandem.engine.memory_plan import SCORED_LOGITS
 from tandem.engine.prefix_hits import longest_hit
 from tandem.engine.request import (
-    BlockEvent,
+    CacheEvent,
     EngineLoad,
     EngineRequest,
     LayerHook,
@@ -41,7 +41,7 @@ from tandem.engine.request import (
 from tandem.engine.runner_protocol import Runner
 from tandem.engine.sampling_types import Sampled
 from tandem.engine.scheduler import Scheduler, StepItem, StepPlan
-from tandem.engine.sequence import Place, RequestState, Sequence
+from tandem.engine.sequence import QueueState, RequestState, Sequence
 from tandem.engine.step_assembly import assemble, is_chunk, prefill_slices, prompt_logprobs, scoring
 from tandem.engine.step_batch import SeqSlice, StepBatch
 from tandem.engine.step_budget import SchedulerConfig, StepPace
@@ -113,12 +113,12 @@ class Engine:
         """Reserve turns for so many choices, in all, that are to come by `add_prefilled`. Admission keeps them free."""
         self._scheduler.reserved_sequences = count
 
-    def make_way(self, arrival_s: float, needs: AbstractSequence[int]) -> list[str]:
+    def preempt_for(self, arrival_s: float, needs: AbstractSequence[int]) -> list[str]:
         """Preempt requests younger than `arrival_s`, youngest first, until each group has `needs[i]` blocks
         available beyond `growth_blocks`. Returns their keys; [] and nothing changed if that cannot be.
         Never the oldest running."""
         self._await_ahead()
-        return self._scheduler.make_way(arrival_s, needs)
+        return self._scheduler.preempt_for(arrival_s, needs)
 
     @property
     def prefill_speed(self) -> PrefillSpeed:
@@ -161,7 +161,7 @@ class Engine:
         if len(known) != request.sampling.n:
             raise InternalError(f"{len(known)} of {request.sampling.n} choices have a first token")
         if all(choice.finish for choice in choices) or not (state := self._new_state(request, choices)).live:
-            self.let_go(holder)
+            self.release_holder(holder)
             return
         state.cached_tokens = 0
         state.scored = len(request.prompt) - 1  # the worker that computed the prompt has reported it
@@ -213,22 +213,22 @@ class Engine:
         holder: Holder,
         hashes: AbstractSequence[BlockHash],
         count: int,
-        lefts: AbstractSequence[int] | None = None,
+        window_offsets: AbstractSequence[int] | None = None,
     ) -> tuple[Reserved, ...] | None:
         """Reserve `count` blocks a group for KV from elsewhere: those cached under `hashes`, and new ones, save for the
-        first `lefts[i]` of group i. None, and nothing held, if running choices could not grow then."""
-        return self._space.reserve(holder, hashes, count, self.growth_blocks, lefts)
+        first `window_offsets[i]` of group i. None, and nothing held, if running choices could not grow then."""
+        return self._space.reserve(holder, hashes, count, self.growth_blocks, window_offsets)
 
     def hit_blocks(self, hashes: AbstractSequence[BlockHash], *, is_whole: bool) -> int:
         """Number of leading blocks that a request would not have to compute; `is_whole`: counts only up to where all of
         them are here, also behind windows. Holds nothing."""
         return longest_hit(self.ledgers, self.layout.groups, hashes, is_whole=is_whole)
 
-    def let_go(self, holder: Holder) -> None:
+    def release_holder(self, holder: Holder) -> None:
         """Give a holder's blocks back, in every group. Nothing may read or write them for it any more."""
-        self._space.let_go(holder)
+        self._space.release_holder(holder)
 
-    def take_block_events(self) -> list[BlockEvent]:
+    def take_block_events(self) -> list[CacheEvent]:
         """Hashes stored and removed since the last call, in order. Call it after every step."""
         return self._space.take_events()
 
@@ -311,7 +311,7 @@ class Engine:
             what = "the engine cannot compute even one token any more"
             raise WorkerLostError(what, why=f"{type(error).__name__}: {error}") from error
         finally:
-            self.let_go(holder)
+            self.release_holder(holder)
 
     def _new_state(self, request: EngineRequest, outputs: tuple[ChoiceState, ...]) -> RequestState:
         """Check a request and settle choices that their known tokens already end (their last token is reported
@@ -405,14 +405,14 @@ class Engine:
         """Apply the results of a completed step: publish blocks, add tokens, end or fork choices."""
         results = iter(sampled)
         for item in items:
-            state, takers = item.state, item.takers
+            state, sampling_choices = item.state, item.sampling_choices
             scored = list(islice(results, len(scoring(item))))
-            tokens = list(islice(results, len(takers)))
+            tokens = list(islice(results, len(sampling_choices)))
             if is_stale(item):  # cancelled by a layer hook or since it began, or failed with another choice
                 continue
             if not all(result.is_valid for result in (*scored, *tokens)):
                 error = InternalError("the logits have no finite maximum", why="the computation went wrong")
-                self._space.disown(state)  # earlier blocks of this prompt may be bad too
+                self._space.unpublish(state)  # earlier blocks of this prompt may be bad too
                 self._fail([item], error, failed)
                 continue
             item.sequence.computed = item.end
@@ -420,11 +420,11 @@ class Engine:
             self._space.leave(state, item.sequence)
             if scored:
                 scores.append(prompt_logprobs(item, scored))
-            for sequence, result in zip(takers, tokens, strict=True):
+            for sequence, result in zip(sampling_choices, tokens, strict=True):
                 sequence.append(result.token)
                 self._finish_if_done(state, sequence)
                 outputs.append(_output(state.request.key, sequence, result))
-            if takers:
+            if sampling_choices:
                 state.is_preempted = False
             self._settle(state, item)
 
@@ -438,7 +438,7 @@ class Engine:
             self._space.fork(state, sequence)
         if state.is_prefill_only:
             return
-        for taker in item.takers:
+        for taker in item.sampling_choices:
             if taker.finish is not None:
                 self._space.release_sequence(taker)
         if not state.live:
@@ -454,7 +454,7 @@ class Engine:
 
     def _fail(self, items: list[StepItem], error: Exception, failed: dict[str, Exception]) -> None:
         for item in items:
-            if item.state.place is not Place.GONE:
+            if item.state.place is not QueueState.GONE:
                 failed[item.state.request.key] = _as_tandem_error(error)
                 self._scheduler.remove(item.state)
 

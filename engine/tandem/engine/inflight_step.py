@@ -5,7 +5,7 @@ from __future__ import annotations
 from tandem.engine.runner_protocol import Begun
 from tandem.engine.sampling_types import Sampled
 from tandem.engine.scheduler import StepItem, StepPlan
-from tandem.engine.sequence import Place
+from tandem.engine.sequence import QueueState
 from tandem.engine.step_batch import StepBatch
 
 
@@ -39,4 +39,4 @@ class BegunStep:
 def is_stale(item: StepItem) -> bool:
     """True if the sequence ended, or lost its request or KV, after planning: its result is to be discarded."""
     sequence = item.sequence
-    return item.state.place is Place.GONE or sequence.finish is not None or sequence.computed != item.start
+    return item.state.place is QueueState.GONE or sequence.finish is not None or sequence.computed != item.start

@@ -13,7 +13,7 @@ from pathlib import Path
 from tandem.core.errors import ModelError
 from tandem.core.fingerprint import Fingerprint
 from tandem.core.gguf.model_files import GgufModel, folder_of, gguf_files, gguf_in, is_gguf, model_name
-from tandem.core.paths import unwritable, written_out
+from tandem.core.paths import expand_user, unwritable
 from tandem.engine.model_config import ModelConfig
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -56,7 +56,7 @@ def local_model(model: str, *, revision: str = "") -> ModelSource | None:
 
     A folder with one GGUF model and no safetensors is that model.
     """
-    folder = written_out(model)
+    folder = expand_user(model)
     if why := unwritable(folder):
         raise _unwritable(folder, why)
     if folder.is_dir() or (folder.is_file() and is_gguf(folder)):

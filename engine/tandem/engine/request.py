@@ -110,7 +110,7 @@ class StepResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockEvent:
+class CacheEvent:
     """A block's hash became findable in this engine (stored) or stopped being so (removed)."""
 
     is_stored: bool

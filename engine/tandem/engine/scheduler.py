@@ -23,20 +23,20 @@ from tandem.core.ledger import LedgerError
 from tandem.core.prefill_queue import QueuedWork, attended
 from tandem.engine.block_manager import BlockCopy, BlockSpace
 from tandem.engine.request import EngineLoad
-from tandem.engine.sequence import Age, Place, RequestState, Sequence
+from tandem.engine.sequence import Age, QueueState, RequestState, Sequence
 from tandem.engine.step_budget import SchedulerConfig, StepPace
 from tandem.engine.swapping import Swap
 
 
 @dataclass(slots=True)
 class StepItem:
-    """Tokens [start, end) of one sequence to compute. `takers` sample from the last one's logits."""
+    """Tokens [start, end) of one sequence to compute. `sampling_choices` sample from the last one's logits."""
 
     state: RequestState
     sequence: Sequence
     start: int
     end: int
-    takers: list[Sequence]
+    sampling_choices: list[Sequence]
     copies: list[BlockCopy]
 
 
@@ -139,17 +139,17 @@ class Scheduler:
     def park(self, state: RequestState) -> None:
         """Stop computing a request but keep its blocks."""
         self._running.remove(state)
-        state.place = Place.PARKED
+        state.place = QueueState.PARKED
 
     def remove(self, state: RequestState) -> None:
         """Forget a request wherever it is and give back its blocks."""
-        if state.place is Place.GONE:
+        if state.place is QueueState.GONE:
             return
-        if state.place is Place.WAITING:
+        if state.place is QueueState.WAITING:
             self._waiting.remove(state)
-        elif state.place is Place.RUNNING:
+        elif state.place is QueueState.RUNNING:
             self._running.remove(state)
-        state.place = Place.GONE
+        state.place = QueueState.GONE
         if self._swap is not None:
             self._swap.drop(state.request.key)
         self.is_starved = False  # the next plan decides it
@@ -164,10 +164,10 @@ class Scheduler:
             return
         self._space.end_sequence(state, sequence)
         self._blocked = None  # it may need less now
-        if state.place is Place.WAITING:
+        if state.place is QueueState.WAITING:
             state.is_forked = len(state.live) <= 1
-        if state.is_prefill_only and state.place is not Place.WAITING:
-            if state.place is Place.RUNNING and state.is_first_token_done:
+        if state.is_prefill_only and state.place is not QueueState.WAITING:
+            if state.place is QueueState.RUNNING and state.is_first_token_done:
                 self.park(state)
         elif not state.live:
             self.remove(state)
@@ -192,7 +192,7 @@ class Scheduler:
         plan = StepPlan()
         for item in items:
             state, sequence = item.state, item.sequence
-            if item.end - item.start != 1 or len(item.takers) != 1 or sequence.sampling.changes_scores:
+            if item.end - item.start != 1 or len(item.sampling_choices) != 1 or sequence.sampling.changes_scores:
                 return None
             if len(sequence.outputs) + 1 >= state.request.sampling.max_tokens:
                 continue  # no other length ends it: requests fit into the context
@@ -205,7 +205,7 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise LedgerError if queues, places and ledgers disagree."""
-        places = {Place.WAITING: self._waiting, Place.RUNNING: self._running}
+        places = {QueueState.WAITING: self._waiting, QueueState.RUNNING: self._running}
         for place, queue in places.items():
             if {s.request.key for s in queue} != {k for k, s in self._states.items() if s.place is place}:
                 raise LedgerError(f"the {place.name.lower()} queue disagrees with its requests")
@@ -222,7 +222,7 @@ class Scheduler:
         limit = min(self._config.max_sequences, self._config.max_step_tokens)
         # By age: a request preempted for blocks is younger, so it is not in the plan yet.
         for state in tuple(self._running):
-            if state.place is not Place.RUNNING:
+            if state.place is not QueueState.RUNNING:
                 continue
             decoding = state.decoding()
             if len(decoding) < len(state.live):
@@ -234,10 +234,10 @@ class Scheduler:
                 if copies is None:
                     break
                 items.append(StepItem(state, sequence, end - 1, end, [sequence], copies))
-            if state.place is Place.RUNNING:
+            if state.place is QueueState.RUNNING:
                 plan.items += items
         _count_decodes(plan)
-        return [state for state in prefilling if state.place is Place.RUNNING]
+        return [state for state in prefilling if state.place is QueueState.RUNNING]
 
     def _plan_prefills(self, plan: StepPlan, prefilling: list[RequestState], now_s: float) -> None:
         """Spend the rest of the budget on prompts, at least one block if any request waits and has room."""
@@ -245,7 +245,7 @@ class Scheduler:
         # A request just preempted would only take back the blocks that an older one needs.
         is_closed = bool(plan.preempted)
         for state in self._queue(prefilling, now_s):
-            if state.place is Place.WAITING:
+            if state.place is QueueState.WAITING:
                 # The first for which there is no room keeps younger ones out, or it would starve.
                 is_closed = is_closed or not self._admit(state, plan)
                 if is_closed:
@@ -288,7 +288,7 @@ class Scheduler:
 
     def _remaining(self, state: RequestState) -> list[tuple[int, int]]:
         """[start, end) of every sequence that has tokens to compute."""
-        if state.place is Place.WAITING:
+        if state.place is QueueState.WAITING:
             return [(self._space.cached_tokens(state), state.goal(state.leader))]
         return [(sequence.computed, state.goal(sequence)) for sequence in state.catching_up()]
 
@@ -346,7 +346,7 @@ class Scheduler:
             copies = self._space.extend(state, sequence, end)
             if copies is None:  # only copies for blocks that a push shares can be short here: the push will end
                 break
-            plan.items.append(StepItem(state, sequence, start, end, state.takers(sequence, end), copies))
+            plan.items.append(StepItem(state, sequence, start, end, state.sampling_choices(sequence, end), copies))
             used += end - start
             plan.prefill_attended += attended(start, end)
             plan.context_tokens += end
@@ -370,7 +370,7 @@ class Scheduler:
                 return None
         return copies
 
-    def make_way(self, arrival_s: float, needs: AbstractSequence[int]) -> list[str]:
+    def preempt_for(self, arrival_s: float, needs: AbstractSequence[int]) -> list[str]:
         """Preempt the youngest of those that arrived after `arrival_s` until each group has `needs[i]` blocks available
         besides one for each choice that still runs. Returns their keys; none, and nothing changed, if all of them
         together are not enough. The oldest running request and PREFILL_ONLY ones are never among them.
@@ -399,12 +399,12 @@ class Scheduler:
         if self._swap is not None:
             self._swap.offer(state, self._pace.prefill_speed)
         self._space.release(state)
-        state.place = Place.WAITING
+        state.place = QueueState.WAITING
         state.is_preempted = True
         insort(self._waiting, state, key=_rank)
 
     def _run(self, state: RequestState) -> None:
-        state.place = Place.RUNNING
+        state.place = QueueState.RUNNING
         insort(self._running, state, key=_age)
 
 

@@ -85,7 +85,7 @@ class Sequence:
         return self.tables[group][self.left[group] :]
 
 
-class Place(Enum):
+class QueueState(Enum):
     """Where the scheduler keeps a request."""
 
     WAITING = auto()
@@ -137,7 +137,7 @@ class RequestState:
         self.is_forked = len(self.live) <= 1
         self.is_preempted = False
         self.lost_tokens = 0
-        self.place = Place.WAITING
+        self.place = QueueState.WAITING
         self.cached_tokens: int | None = None
         self.scored = 0 if request.sampling.prompt_logprobs is not None else len(request.prompt) - 1
         self.cached_blocks = 0
@@ -196,7 +196,7 @@ class RequestState:
             return [s for s in self.live if not s.has_sampled]
         return [s for s in self.live if s.length - s.computed > 1 or not s.outputs]
 
-    def takers(self, sequence: Sequence, end: int) -> list[Sequence]:
+    def sampling_choices(self, sequence: Sequence, end: int) -> list[Sequence]:
         """Choices that sample from the logits of token `end` - 1 of `sequence`."""
         if self.is_forked:
             return [sequence] if end == sequence.length else []

@@ -36,8 +36,8 @@ def assemble(items: list[StepItem]) -> tuple[StepBatch, list[SampleRow]]:
             token = sequence.prompt[position + 1]
             rows.append(SampleRow(len(logit_rows), 0, sequence.sampling, token))
             logit_rows.append(first_row + position - start)
-        if item.takers:
-            for taker in item.takers:
+        if item.sampling_choices:
+            for taker in item.sampling_choices:
                 rows.append(SampleRow(len(logit_rows), end - taker.prompt_tokens, taker.sampling))
             logit_rows.append(len(token_ids) - 1)
     return StepBatch(token_ids, positions, sequences, logit_rows), rows

@@ -36,11 +36,11 @@ class HostCopies(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """KV of the first `tokens` tokens: a copy a group, of whole blocks, from block `lefts[group]` on."""
+    """KV of the first `tokens` tokens: a copy a group, of whole blocks, from block `window_offsets[group]` on."""
 
     tokens: int
     size_bytes: int
-    lefts: tuple[int, ...]
+    window_offsets: tuple[int, ...]
     copies: tuple[Any, ...]
 
 
@@ -92,15 +92,15 @@ class Swap:
             return False
         count = self._blocks(tokens)
         started_s = self._clock.now_s()
-        lefts = tuple(sequence.left)
+        window_offsets = tuple(sequence.left)
         kept = tuple(
             self._copies.save(group, table[left:count])
-            for group, (table, left) in enumerate(zip(sequence.tables, lefts, strict=True))
+            for group, (table, left) in enumerate(zip(sequence.tables, window_offsets, strict=True))
         )
         if any(copy is None for copy in kept):
             return False
         self.save_bytes_per_s = _blend(self.save_bytes_per_s, size, self._clock.now_s() - started_s)
-        self._saved[state.request.key] = _Saved(tokens, size, lefts, kept)
+        self._saved[state.request.key] = _Saved(tokens, size, window_offsets, kept)
         self._left_bytes -= size
         self.requests += 1
         return True
@@ -115,7 +115,9 @@ class Swap:
             first, count = sequence.computed // self._block_tokens, self._blocks(saved.tokens)
             started_s = self._clock.now_s()
             size = 0
-            for group, (table, left, copy) in enumerate(zip(sequence.tables, saved.lefts, saved.copies, strict=True)):
+            for group, (table, left, copy) in enumerate(
+                zip(sequence.tables, saved.window_offsets, saved.copies, strict=True)
+            ):
                 begin = max(first, left)
                 self._copies.restore(group, table[begin:count], copy, begin - left)
                 size += (count - begin) * self._layout.groups[group].block_bytes(self._layout.tp)

@@ -27,7 +27,7 @@ MAX_NUMBERS = 1 << 48
 _NAMED = 3  # keys that an error spells out
 
 
-class Split(Enum):
+class TensorSplit(Enum):
     """How ranks share a tensor: each its own copy, a slice of dim 0 (output features) or of dim 1 (input features).
 
     PADDED_ROWS: slices of dim 0 of one size, the last ones filled up with zeros (a vocabulary).
@@ -40,7 +40,7 @@ class Split(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class ExpertEntry:
     """Where a matrix lies in a checkpoint tensor of many, [of, stored_rows, columns]: rows from `first_row` on of entry
     `index`."""
 
@@ -50,7 +50,7 @@ class Entry:
     stored_rows: int
 
 
-class Source(Protocol):
+class TensorSource(Protocol):
     """Reads a part that the checkpoint does not have as the model does: turned, in turns, or packed."""
 
     @property
@@ -64,7 +64,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class TensorPart:
     """One checkpoint tensor inside a Parameter, or with `entry` a piece of one, or what `source` makes of some. `rows`
     counts dim 0 of all ranks' part.
 
@@ -74,8 +74,8 @@ class Part:
     key: str
     rows: int
     replicas: int = 1
-    entry: Entry | None = None
-    source: Source | None = None
+    entry: ExpertEntry | None = None
+    source: TensorSource | None = None
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -90,21 +90,21 @@ class Parameter:
     on the meta device with this rank's shape until `load_weights` replaces it.
     """
 
-    parts: tuple[Part, ...]
-    other_parts: tuple[Part, ...] = ()
+    parts: tuple[TensorPart, ...]
+    other_parts: tuple[TensorPart, ...] = ()
     columns: int | None = None
-    split: Split = Split.WHOLE
+    split: TensorSplit = TensorSplit.WHOLE
     tensor: Tensor
 
     @classmethod
     def on_meta(
-        cls, parts: tuple[Part, ...], *, columns: int | None = None, split: Split = Split.WHOLE,
+        cls, parts: tuple[TensorPart, ...], *, columns: int | None = None, split: TensorSplit = TensorSplit.WHOLE,
         dtype: torch.dtype, tp_size: int = 1,
     ) -> Parameter:  # fmt: skip
         """A parameter without memory, shaped for one of `tp_size` ranks. ValueError if it cannot be split evenly,
         ModelError if it is larger than any machine's memory."""
         rows = sum(_rows(part, split, tp_size) for part in parts)
-        shape = (rows,) if columns is None else (rows, _share(columns, tp_size, split is Split.COLUMNS))
+        shape = (rows,) if columns is None else (rows, _share(columns, tp_size, split is TensorSplit.COLUMNS))
         if prod(shape) > MAX_NUMBERS:
             raise ModelError(
                 f"{parts[0].key} would be {list(shape)}", why=f"at most {MAX_NUMBERS} numbers are in a tensor",
@@ -113,7 +113,7 @@ class Parameter:
         tensor = torch.empty(shape, dtype=dtype, device="meta")
         return cls(parts=parts, columns=columns, split=split, tensor=tensor)
 
-    def parts_in(self, keys: Container[str]) -> tuple[Part, ...]:
+    def parts_in(self, keys: Container[str]) -> tuple[TensorPart, ...]:
         """The parts as a checkpoint with these keys spells them."""
         is_other = self.other_parts and all(part.key in keys for part in self.other_parts)
         return self.other_parts if is_other else self.parts
@@ -221,7 +221,9 @@ def _check_keys(checkpoint: Checkpoint, parameters: list[Parameter], ignored: se
             )  # fmt: skip
 
 
-def _fill(checkpoint: Checkpoint, parameter: Parameter, part: Part, target: Tensor, tp_rank: int, tp_size: int) -> int:
+def _fill(
+    checkpoint: Checkpoint, parameter: Parameter, part: TensorPart, target: Tensor, tp_rank: int, tp_size: int
+) -> int:
     """Copy this rank's slice of `part` to the head of `target`; returns the rows written."""
     from safetensors import SafetensorError
 
@@ -247,27 +249,27 @@ def _fill(checkpoint: Checkpoint, parameter: Parameter, part: Part, target: Tens
     return count
 
 
-def _stored_shape(parameter: Parameter, part: Part) -> tuple[int, ...]:
+def _stored_shape(parameter: Parameter, part: TensorPart) -> tuple[int, ...]:
     columns = () if parameter.columns is None else (parameter.columns,)
     return (part.rows, *columns) if part.entry is None else (part.entry.of, part.entry.stored_rows, *columns)
 
 
-def _slices(parameter: Parameter, part: Part, tp_rank: int, tp_size: int) -> list[slice]:
+def _slices(parameter: Parameter, part: TensorPart, tp_rank: int, tp_size: int) -> list[slice]:
     """The rows (and columns) of a part that rank `tp_rank` holds."""
-    if parameter.split in (Split.ROWS, Split.PADDED_ROWS):
+    if parameter.split in (TensorSplit.ROWS, TensorSplit.PADDED_ROWS):
         rows = _rows(part, parameter.split, tp_size)
         first = min(tp_rank // part.replicas * rows, part.rows)
         chosen = [slice(first, min(first + rows, part.rows))]
     else:
         chosen = [slice(0, part.rows)]
     if parameter.columns is not None:
-        columns = parameter.columns // tp_size if parameter.split is Split.COLUMNS else parameter.columns
-        first = tp_rank * columns if parameter.split is Split.COLUMNS else 0
+        columns = parameter.columns // tp_size if parameter.split is TensorSplit.COLUMNS else parameter.columns
+        first = tp_rank * columns if parameter.split is TensorSplit.COLUMNS else 0
         chosen.append(slice(first, first + columns))
     return chosen
 
 
-def _index(part: Part, slices: list[slice]) -> tuple[int | slice, ...]:
+def _index(part: TensorPart, slices: list[slice]) -> tuple[int | slice, ...]:
     """Where `slices` of the part are in its checkpoint tensor."""
     if part.entry is None:
         return tuple(slices)
@@ -275,11 +277,11 @@ def _index(part: Part, slices: list[slice]) -> tuple[int | slice, ...]:
     return (part.entry.index, slice(rows.start + offset, rows.stop + offset), *slices[1:])
 
 
-def _rows(part: Part, split: Split, tp_size: int) -> int:
+def _rows(part: TensorPart, split: TensorSplit, tp_size: int) -> int:
     """Rows of `part` on one rank, padding included."""
-    if split is Split.PADDED_ROWS:
+    if split is TensorSplit.PADDED_ROWS:
         return -(-part.rows // tp_size)
-    return _share(part.rows, tp_size // part.replicas, split is Split.ROWS)
+    return _share(part.rows, tp_size // part.replicas, split is TensorSplit.ROWS)
 
 
 def _share(size: int, shares: int, is_split: bool) -> int:

@@ -39,6 +39,6 @@ static inline int64_t thread(int64_t wanted) { return wanted > 1 && thread_numbe
 static inline int64_t threads(int64_t wanted) { return wanted > 1 && threads_here ? threads_here() : 1; }
 
 /* Until all `count` threads of the region are here, and see what the others wrote. */
-static inline void meet(int64_t count) {
+static inline void barrier(int64_t count) {
     if (count > 1) wait_for_all();
 }

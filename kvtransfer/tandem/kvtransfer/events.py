@@ -32,7 +32,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
+class SendCompleted:
     """Sender: every receiving rank has verified its part; the source is no longer read."""
 
     transfer: TransferId
@@ -55,4 +55,4 @@ class Quiesced:
 
 
 ReceiverEvent = Verified | Failed
-SenderEvent = Sent | SendFailed | Quiesced
+SenderEvent = SendCompleted | SendFailed | Quiesced

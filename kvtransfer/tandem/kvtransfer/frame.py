@@ -95,7 +95,7 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class FrameReply:
     """A receiver's answer. `consumed` is the transport's credit: a ring position or a count of bytes."""
 
     kind: ReplyKind
@@ -156,14 +156,14 @@ def decode(data: memoryview, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> tupl
     return frame, data[end:]
 
 
-def encode_reply(reply: Reply) -> bytes:
+def encode_reply(reply: FrameReply) -> bytes:
     """The reply in at most MAX_REPLY_BYTES, with a CRC-32 at its end; a longer reason is cut."""
     reason = reply.reason.encode()[:MAX_REASON_BYTES]
     head = _REPLY.pack(MAGIC, PROTOCOL_VERSION, reply.kind, reply.transfer, reply.attempt, reply.consumed, len(reason))
     return head + reason + _CRC.pack(zlib.crc32(reason, zlib.crc32(head)))
 
 
-def decode_reply(data: bytes) -> Reply:
+def decode_reply(data: bytes) -> FrameReply:
     """Inverse of `encode_reply`; raises MalformedFrameError."""
     end = len(data) - _CRC.size
     if not _REPLY.size <= end <= MAX_REPLY_BYTES - _CRC.size:
@@ -174,7 +174,7 @@ def decode_reply(data: bytes) -> Reply:
     if _CRC.pack(zlib.crc32(data[:end])) != data[end:]:
         raise MalformedFrameError("the reply's checksum does not match")
     reason = data[_REPLY.size : end].decode(errors="replace")
-    return Reply(kind=_REPLIES[kind], transfer=transfer, attempt=attempt, consumed=consumed, reason=reason)
+    return FrameReply(kind=_REPLIES[kind], transfer=transfer, attempt=attempt, consumed=consumed, reason=reason)
 
 
 _KINDS = {kind.value: kind for kind in FrameKind}

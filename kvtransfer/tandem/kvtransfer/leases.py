@@ -19,7 +19,7 @@ Peer = tuple[WorkerId, Incarnation]
 
 
 @dataclass(slots=True)
-class _Lease:
+class _TransferLease:
     peer: Peer
     missing_since_s: float | None = None
     is_overdue: bool = False
@@ -35,7 +35,7 @@ class TransferLeases:
 
     def __init__(self, lease_s: float = LEASE_S, say_every_s: float = SAY_EVERY_S) -> None:
         self._lease_s, self._say_every_s = lease_s, say_every_s
-        self._leases: dict[TransferId, _Lease] = {}
+        self._leases: dict[TransferId, _TransferLease] = {}
         self._said_s: dict[Peer, float] = {}
 
     def __len__(self) -> int:
@@ -43,7 +43,7 @@ class TransferLeases:
 
     def open(self, transfer: TransferId, peer: WorkerId, incarnation: Incarnation) -> None:
         """This end works on the transfer from now on."""
-        self._leases[transfer] = _Lease((peer, incarnation))
+        self._leases[transfer] = _TransferLease((peer, incarnation))
 
     def close(self, transfer: TransferId) -> None:
         """Close the transfer at this end, however it ended; unknown ones are ignored."""

@@ -9,7 +9,7 @@ from typing import Any
 from tandem.core.clock import Clock
 from tandem.core.ids import Attempt, BlockId, GroupId, Rank, TransferId
 from tandem.core.kv_layout import KVGroupSpec
-from tandem.kvtransfer.events import Quiesced, SenderEvent, SendFailed, Sent
+from tandem.kvtransfer.events import Quiesced, SendCompleted, SenderEvent, SendFailed
 from tandem.kvtransfer.frame import Frame, FrameKind
 from tandem.kvtransfer.layout import HeadRoute, feeders, head_routes
 from tandem.kvtransfer.pool import PoolAccess
@@ -125,12 +125,12 @@ class Outgoing:
             self._release()
             return Quiesced(transfer=self.ticket.transfer)
 
-    def _conclude(self) -> Sent | None:
+    def _conclude(self) -> SendCompleted | None:
         if self._waiting or self._state.phase is not TransferPhase.COMPLETE:
             return None
         self._state.to(TransferPhase.VERIFIED)
         self._state.to(TransferPhase.ADMITTED)
-        return Sent(transfer=self.ticket.transfer, bytes=self.bytes)
+        return SendCompleted(transfer=self.ticket.transfer, bytes=self.bytes)
 
     def _release(self) -> None:
         for withdraw in self._withdrawals:

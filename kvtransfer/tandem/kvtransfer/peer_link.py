@@ -17,17 +17,17 @@ from dataclasses import dataclass
 from tandem.core.clock import Clock
 from tandem.core.ids import Rank, WorkerId
 from tandem.core.secret import ClusterSecret
-from tandem.kvtransfer.frame import FrameKind, Reply, ReplyKind
+from tandem.kvtransfer.frame import FrameKind, FrameReply, ReplyKind
 from tandem.kvtransfer.jobs import Control, FrameWriter, Push
 from tandem.kvtransfer.link_meter import LinkMeter
 from tandem.kvtransfer.link_speeds import LinkSpeeds
 from tandem.kvtransfer.outgoing_transfer import Outgoing
-from tandem.kvtransfer.probed_connection import Line
+from tandem.kvtransfer.probed_connection import ProbedConnection
 from tandem.kvtransfer.remeasure import Remeasure
 from tandem.kvtransfer.ticket import Endpoint
-from tandem.kvtransfer.transport_selection import Survey
+from tandem.kvtransfer.transport_selection import TransportSelector
 from tandem.kvtransfer.transports.base import Link, LinkClosedError, Peer
-from tandem.kvtransfer.transports.dialer import Candidate, dial, dial_first
+from tandem.kvtransfer.transports.dialer import DialCandidate, dial, dial_first
 
 _log = logging.getLogger(__name__)
 IDLE_S = 0.2
@@ -78,7 +78,7 @@ class PeerLink:
         self,
         key: LinkKey,
         *,
-        on_reply: Callable[[PeerLink, Reply], None],
+        on_reply: Callable[[PeerLink, FrameReply], None],
         on_lost: Callable[[PeerLink, str], None],
         on_broken: Callable[[Outgoing, str], None],
         clock: Clock,
@@ -95,14 +95,14 @@ class PeerLink:
         self._link: Link | None = None
         self._is_closed = False
         self._reason = "dialling"
-        self._survey: Survey | None = None
-        self._candidate: Candidate | None = None
+        self._survey: TransportSelector | None = None
+        self._candidate: DialCandidate | None = None
         self._from: Peer | None = None
         self._thread: threading.Thread | None = None
         self._care: Remeasure | None = None
-        self._opened: Line | None = None  # the link thread's
+        self._opened: ProbedConnection | None = None  # the link thread's
 
-    def start(self, options: Sequence[Candidate], peer: Peer, secret: ClusterSecret) -> None:
+    def start(self, options: Sequence[DialCandidate], peer: Peer, secret: ClusterSecret) -> None:
         """Dial in the background; jobs wait meanwhile. Raises RuntimeError if no thread is available."""
         run = threading.Thread(target=self._run, args=(options, peer, secret), name="kv-out", daemon=True)
         self._thread = run
@@ -148,7 +148,7 @@ class PeerLink:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
-    def _run(self, options: Sequence[Candidate], peer: Peer, secret: ClusterSecret) -> None:
+    def _run(self, options: Sequence[DialCandidate], peer: Peer, secret: ClusterSecret) -> None:
         try:
             line = self._connect(options, peer, secret)
         except LinkClosedError as error:
@@ -174,11 +174,11 @@ class PeerLink:
             self._opened.end()
         self._on_lost(self, reason)
 
-    def _connect(self, options: Sequence[Candidate], peer: Peer, secret: ClusterSecret) -> Line:
+    def _connect(self, options: Sequence[DialCandidate], peer: Peer, secret: ClusterSecret) -> ProbedConnection:
         """Choose, dial and begin to read. Raises LinkClosedError."""
 
-        def adopt(link: Link) -> Line:
-            line = Line(link, on_reply=self._take_reply, on_end=self._ended, clock=self._clock)
+        def adopt(link: Link) -> ProbedConnection:
+            line = ProbedConnection(link, on_reply=self._take_reply, on_end=self._ended, clock=self._clock)
             with self._lock:
                 self._link = link
                 if self._is_closed:
@@ -192,7 +192,7 @@ class PeerLink:
             with self._lock:
                 self._from, self._reason = peer, reason
             return adopt(link)
-        survey = Survey(
+        survey = TransportSelector(
             self._speeds, self.key.worker, self.key.rank, options, peer, secret, self._clock,
             lambda: not self._is_closed,
         )  # fmt: skip
@@ -207,7 +207,7 @@ class PeerLink:
         )
         return chosen.line
 
-    def _next_job(self, line: Line) -> Push | Control | None:
+    def _next_job(self, line: ProbedConnection) -> Push | Control | None:
         """Return the next job; while there is none, or after a long busy time, maintain the link."""
         if self._care is None:
             return self._jobs.get()
@@ -238,11 +238,11 @@ class PeerLink:
         if is_given_up or (is_last and self._writer.finished != transfer):
             self._meter.answered(transfer)
 
-    def _take_reply(self, reply: Reply) -> None:
+    def _take_reply(self, reply: FrameReply) -> None:
         if reply.kind in (ReplyKind.DONE, ReplyKind.FAIL):
             self._meter.answered(reply.transfer)
         self._on_reply(self, reply)
 
-    def _ended(self, _line: Line, reason: str) -> None:
+    def _ended(self, _line: ProbedConnection, reason: str) -> None:
         self.close()
         self._on_lost(self, reason)

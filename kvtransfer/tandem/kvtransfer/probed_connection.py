@@ -12,7 +12,7 @@ from tandem.core.ids import Attempt, Incarnation, Rank, TransferId
 from tandem.core.timeout_scale import patient
 from tandem.kernels import kv_codec
 from tandem.kvtransfer.device_payload import DeviceLink
-from tandem.kvtransfer.frame import Checksum, Frame, FrameKind, Reply, ReplyKind
+from tandem.kvtransfer.frame import Checksum, Frame, FrameKind, FrameReply, ReplyKind
 from tandem.kvtransfer.transports.base import Link, LinkClosedError
 
 NO_TRANSFER = TransferId(0)
@@ -35,12 +35,17 @@ class Measured:
     latency_s: float
 
 
-class Line:
+class ProbedConnection:
     """Owns the link from `start` to `end`. `on_reply` and `on_end` are called on the reading thread, `on_reply` not for
     answers to probes, `on_end` once, with the reason, whichever side ended it. One thread sends."""
 
     def __init__(
-        self, link: Link, *, on_reply: Callable[[Reply], None], on_end: Callable[[Line, str], None], clock: Clock
+        self,
+        link: Link,
+        *,
+        on_reply: Callable[[FrameReply], None],
+        on_end: Callable[[ProbedConnection, str], None],
+        clock: Clock,
     ) -> None:
         self.link = link
         self._on_reply, self._on_end, self._clock = on_reply, on_end, clock

@@ -14,12 +14,12 @@ from tandem.core.logs import event
 from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.events import ReceiverEvent
 from tandem.kvtransfer.pool import PoolAccess
-from tandem.kvtransfer.receiver_core import Intake
+from tandem.kvtransfer.receiver_core import ReceiverCore
 from tandem.kvtransfer.snapshot import OpenTransfer
 from tandem.kvtransfer.ticket import Endpoint, Ticket
 from tandem.kvtransfer.transports.base import Listener, UnavailableTransportError
 from tandem.kvtransfer.transports.payload_ring import RING_BYTES
-from tandem.kvtransfer.transports.registry import TRANSPORTS, Site, find
+from tandem.kvtransfer.transports.registry import TRANSPORTS, ListenerConfig, find
 
 _log = logging.getLogger(__name__)
 
@@ -50,9 +50,9 @@ class TransferReceiver:
 
         `on_device`: the pools lie in a GPU's memory. Raises ConfigError for a name that is unknown or does not work.
         """
-        self._intake = Intake(incarnation=incarnation, rank=rank, pools=pools, on_event=on_event, clock=clock)
+        self._intake = ReceiverCore(incarnation=incarnation, rank=rank, pools=pools, on_event=on_event, clock=clock)
         self._is_choosy = bool(transports)
-        site = Site(
+        site = ListenerConfig(
             intake=self._intake, secret=secret, rank=rank, runtime_dir=runtime_dir, bind_host=bind_host,
             advertise_host=advertise_host or bind_host, ring_bytes=ring_bytes, on_device=on_device,
         )  # fmt: skip

@@ -27,7 +27,7 @@ from tandem.kvtransfer import frame_checks
 from tandem.kvtransfer.coverage import Coverage
 from tandem.kvtransfer.device_payload import DevicePayload, Payload
 from tandem.kvtransfer.events import Failed, ReceiverEvent, Verified
-from tandem.kvtransfer.frame import Checksum, Frame, FrameKind, MalformedFrameError, Reply, ReplyKind
+from tandem.kvtransfer.frame import Checksum, Frame, FrameKind, FrameReply, MalformedFrameError, ReplyKind
 from tandem.kvtransfer.host_id import host_id, shares_clock
 from tandem.kvtransfer.pool import PoolAccess
 from tandem.kvtransfer.snapshot import OpenTransfer, open_transfer
@@ -52,7 +52,7 @@ class InboundLink:
     shares_clock: bool
 
 
-class Intake:
+class ReceiverCore:
     """All transfers that this rank expects. Thread-safe; events go out with no lock held."""
 
     def __init__(
@@ -201,7 +201,7 @@ class Intake:
         self._count("dropped_malformed")
         event(_log, "transfer_frame_malformed", logging.WARNING, peer=link.peer.worker, error=str(error))
 
-    def accept(self, frame: Frame, payload: Payload, link: InboundLink) -> Reply:
+    def accept(self, frame: Frame, payload: Payload, link: InboundLink) -> FrameReply:
         """Judge one frame and write its payload. `payload` is borrowed for the call.
 
         Raises MalformedFrameError for a frame that contradicts its ticket.
@@ -241,7 +241,7 @@ class Intake:
 
     def _judge(
         self, incoming: _Incoming, frame: Frame, payload: Payload, link: InboundLink, arrived_s: float
-    ) -> tuple[Reply, ReceiverEvent | None]:
+    ) -> tuple[FrameReply, ReceiverEvent | None]:
         """Return the reply to a frame, and the event that it causes; the transfer's lock is held."""
         state = incoming.state
         if state.phase in (TransferPhase.VERIFIED, TransferPhase.ADMITTED):
@@ -268,7 +268,7 @@ class Intake:
 
     def _take(
         self, incoming: _Incoming, frame: Frame, payload: Payload, sent_s: float
-    ) -> tuple[Reply, ReceiverEvent | None]:
+    ) -> tuple[FrameReply, ReceiverEvent | None]:
         """Check and write a data frame; the transfer's lock is held."""
         incoming.coverage.check(frame, len(payload))
         if not incoming.coverage.has_new(frame):
@@ -325,7 +325,7 @@ class Intake:
             setattr(self._kept, name, room)
         return memoryview(room)[:size]
 
-    def _probed(self, frame: Frame, payload: Payload, link: InboundLink) -> Reply:
+    def _probed(self, frame: Frame, payload: Payload, link: InboundLink) -> FrameReply:
         """Check and drop bytes that measure the link. Raises MalformedFrameError for a wrong size."""
         if len(payload) != frame.payload_bytes:
             raise MalformedFrameError(f"{len(payload)} payload bytes where {frame.payload_bytes} belong")
@@ -346,13 +346,13 @@ class Intake:
             transfer=incoming.ticket.transfer, last_wire_s=wire_s, verified_at_s=now_s, bytes=incoming.bytes
         )
 
-    def _after_verified(self, frame: Frame) -> Reply:
+    def _after_verified(self, frame: Frame) -> FrameReply:
         """Answer a frame of a transfer that has all it needs: nothing is written any more."""
         if frame.kind is FrameKind.DATA:
             self._count("dropped_duplicate")
         return _reply(frame, ReplyKind.DONE if frame.kind is FrameKind.FINISH else ReplyKind.ACK)
 
-    def _drop(self, frame: Frame, reason: str, detail: str = "") -> Reply:
+    def _drop(self, frame: Frame, reason: str, detail: str = "") -> FrameReply:
         self._count(f"dropped_{reason}")
         return _reply(frame, ReplyKind.FAIL, f"{reason}: {detail}" if detail else reason)
 
@@ -408,5 +408,5 @@ def _checksum(frame: Frame, payload: Payload) -> int:
     return payload.checksum(frame.checksum) if isinstance(payload, DevicePayload) else kv_codec.crc32(payload)
 
 
-def _reply(frame: Frame, kind: ReplyKind, reason: str = "") -> Reply:
-    return Reply(kind=kind, transfer=frame.transfer, attempt=frame.attempt, reason=reason)
+def _reply(frame: Frame, kind: ReplyKind, reason: str = "") -> FrameReply:
+    return FrameReply(kind=kind, transfer=frame.transfer, attempt=frame.attempt, reason=reason)

@@ -11,8 +11,8 @@ from tandem.core.link_speed import LinkSpeed, rate
 from tandem.core.logs import event
 from tandem.kvtransfer.link_meter import LinkMeter
 from tandem.kvtransfer.link_speeds import LinkSpeeds
-from tandem.kvtransfer.probed_connection import Line
-from tandem.kvtransfer.transport_selection import Chosen, Survey
+from tandem.kvtransfer.probed_connection import ProbedConnection
+from tandem.kvtransfer.transport_selection import Chosen, TransportSelector
 from tandem.kvtransfer.transports.base import LinkClosedError
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 5.0, 600.0
@@ -29,7 +29,7 @@ class Remeasure:
     transports on a thread of their own, so that a dial that hangs keeps no transfer waiting."""
 
     def __init__(
-        self, survey: Survey, chosen: Chosen, speeds: LinkSpeeds, meter: LinkMeter, clock: Clock,
+        self, survey: TransportSelector, chosen: Chosen, speeds: LinkSpeeds, meter: LinkMeter, clock: Clock,
         on_slower: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._survey, self._candidate, self._speeds = survey, chosen.candidate, speeds
@@ -55,7 +55,7 @@ class Remeasure:
         is_measuring = self._others is not None and self._others.is_alive()
         return is_measuring or self._clock.now_s() < self._not_before_s
 
-    def attend(self, line: Line) -> None:
+    def attend(self, line: ProbedConnection) -> None:
         """Measure again where due; return soon if nothing is. Raises LinkClosedError."""
         if self._others is not None and self._others.is_alive():
             return
@@ -84,7 +84,7 @@ class Remeasure:
         """The link's measurement; None if it is not to be doubted yet."""
         return self._speeds.latest(self._route) if self._clock.now_s() >= self._not_before_s else None
 
-    def _measure_own(self, line: Line, why: str) -> None:
+    def _measure_own(self, line: ProbedConnection, why: str) -> None:
         known = self._speeds.latest(self._route)
         before = known.bytes_per_s if known is not None else 0.0
         achieved = self._meter.achieved_bytes_per_s()

@@ -12,7 +12,7 @@ from tandem.core.ids import BlockId, GroupId, Incarnation, Rank, TransferId, Wor
 from tandem.core.logs import event
 from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.events import SenderEvent
-from tandem.kvtransfer.frame import FrameKind, Reply, ReplyKind
+from tandem.kvtransfer.frame import FrameKind, FrameReply, ReplyKind
 from tandem.kvtransfer.host_id import host_id
 from tandem.kvtransfer.jobs import Control, Push
 from tandem.kvtransfer.link_speeds import LinkSpeeds
@@ -63,7 +63,7 @@ class TransferSender:
         self._host, self._on_device, self._link_type = host_id(), on_device, link_type
         self._speeds = speeds
         self._lock = threading.Lock()  # guards the four below; never held together with a transfer's lock
-        self._transfers: dict[TransferId, _Open] = {}
+        self._transfers: dict[TransferId, _OpenTransfer] = {}
         self._links: dict[LinkKey, PeerLink] = {}
         self._left: dict[LinkKey, list[PeerLink]] = {}  # slower ones; what is open on them ends there
         self._is_closed = False
@@ -76,7 +76,7 @@ class TransferSender:
         """
         if (ticket.sender, ticket.sender_incarnation) != (self._worker, self._incarnation):
             raise TransferError("the ticket is for another worker or incarnation", todo="ask for a new one")
-        opened = _Open(Outgoing(ticket, self._pools, self._rank, self._clock))
+        opened = _OpenTransfer(Outgoing(ticket, self._pools, self._rank, self._clock))
         with self._lock:
             if self._is_closed:
                 raise TransferError("the sender is closed")
@@ -170,11 +170,11 @@ class TransferSender:
         for link in kept:
             link.join()
 
-    def _find(self, transfer: TransferId) -> _Open | None:
+    def _find(self, transfer: TransferId) -> _OpenTransfer | None:
         with self._lock:
             return self._transfers.get(transfer)
 
-    def _bind(self, opened: _Open, rank: Rank) -> bool:
+    def _bind(self, opened: _OpenTransfer, rank: Rank) -> bool:
         """Give the transfer a live link to `rank` and announce it there; False if it has none now."""
         ticket = opened.outgoing.ticket
         key = LinkKey(ticket.receiver, rank, tuple(e for e in ticket.endpoints if e.rank == rank))
@@ -230,7 +230,7 @@ class TransferSender:
             left.append(link)
             self._links[link.key] = faster
 
-    def _on_reply(self, link: PeerLink, reply: Reply) -> None:
+    def _on_reply(self, link: PeerLink, reply: FrameReply) -> None:
         opened = self._find(reply.transfer) if reply.kind in (ReplyKind.DONE, ReplyKind.FAIL) else None
         if opened is None or reply.attempt != opened.outgoing.ticket.attempt:
             return
@@ -251,13 +251,13 @@ class TransferSender:
         if opened is not None:
             self._end(opened, outgoing.fail(reason), abort=True)
 
-    def _fail_all(self, is_affected: Callable[[_Open], bool], reason: str) -> None:
+    def _fail_all(self, is_affected: Callable[[_OpenTransfer], bool], reason: str) -> None:
         with self._lock:
             affected = [opened for opened in self._transfers.values() if is_affected(opened)]
         for opened in affected:
             self._end(opened, opened.outgoing.fail(reason), abort=True)
 
-    def _end(self, opened: _Open, outcome: SenderEvent | None, *, abort: bool = False) -> None:
+    def _end(self, opened: _OpenTransfer, outcome: SenderEvent | None, *, abort: bool = False) -> None:
         """Report the event that ended a transfer, if this call did, and forget it."""
         if outcome is None:
             return
@@ -267,12 +267,12 @@ class TransferSender:
             self._control(opened, FrameKind.ABORT)
         self._on_event(outcome)
 
-    def _control(self, opened: _Open, kind: FrameKind) -> None:
+    def _control(self, opened: _OpenTransfer, kind: FrameKind) -> None:
         for link in opened.links_now():
             link.enqueue(Control(opened.outgoing, kind))
 
 
-class _Open:
+class _OpenTransfer:
     """A transfer and the links that it uses, by receiving rank."""
 
     def __init__(self, outgoing: Outgoing) -> None:

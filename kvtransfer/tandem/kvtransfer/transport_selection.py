@@ -18,12 +18,12 @@ from tandem.core.link_speed import LinkSpeed, Route, rate
 from tandem.core.logs import event
 from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.link_speeds import LinkSpeeds, fastest
-from tandem.kvtransfer.probed_connection import ANSWER_TIMEOUT_S, Line, Measured
+from tandem.kvtransfer.probed_connection import ANSWER_TIMEOUT_S, Measured, ProbedConnection
 from tandem.kvtransfer.transports.base import Link, LinkClosedError, Peer, patience
-from tandem.kvtransfer.transports.dialer import Candidate, dial
+from tandem.kvtransfer.transports.dialer import DialCandidate, dial
 
 _log = logging.getLogger(__name__)
-Open = Callable[[Candidate], Line]
+Open = Callable[[DialCandidate], ProbedConnection]
 """Dials the link that will carry transfers. Raises LinkClosedError."""
 
 
@@ -31,17 +31,17 @@ Open = Callable[[Candidate], Line]
 class Chosen:
     """`unused` names each transport that comes before this one in the order, with why it was not taken."""
 
-    line: Line
-    candidate: Candidate
+    line: ProbedConnection
+    candidate: DialCandidate
     reason: str
     unused: tuple[str, ...]
 
 
-class Survey:
+class TransportSelector:
     """Selects for one link. `is_wanted`: whether the link is still to be made; called between the steps."""
 
     def __init__(
-        self, speeds: LinkSpeeds, worker: WorkerId, rank: Rank, options: Sequence[Candidate], peer: Peer,
+        self, speeds: LinkSpeeds, worker: WorkerId, rank: Rank, options: Sequence[DialCandidate], peer: Peer,
         secret: ClusterSecret, clock: Clock, is_wanted: Callable[[], bool],
     ) -> None:  # fmt: skip
         self._speeds, self._worker, self._rank, self._options = speeds, worker, rank, tuple(options)
@@ -72,7 +72,7 @@ class Survey:
             return self._chosen(candidate, line)
         raise LinkClosedError("; ".join(self._failures(self._options)) or "the link was closed")
 
-    def measure_line(self, candidate: Candidate, line: Line) -> Measured | None:
+    def measure_line(self, candidate: DialCandidate, line: ProbedConnection) -> Measured | None:
         """Measure a connection that is to be kept, or is; None if no answer came. Raises LinkClosedError if it is not
         wanted any more."""
         try:
@@ -83,7 +83,7 @@ class Survey:
         self._note(candidate, measured)
         return measured
 
-    def measure_others(self, kept: Candidate | None) -> None:
+    def measure_others(self, kept: DialCandidate | None) -> None:
         """Measure every option but `kept` that is not known, on connections of their own; with `kept`, also known ones.
         Recent failures are left alone."""
         for candidate in self._unknown() if kept is None else self._options:
@@ -97,7 +97,7 @@ class Survey:
             else:
                 self._note(candidate, measured)
 
-    def best(self) -> Candidate | None:
+    def best(self) -> DialCandidate | None:
         """The best option by present knowledge; None if nothing is known."""
         return next(iter(self._ranking_of_known()), None)
 
@@ -107,7 +107,7 @@ class Survey:
             if self._apart is not None:
                 self._apart.close()
 
-    def has_due_retry(self, kept: Candidate) -> bool:
+    def has_due_retry(self, kept: DialCandidate) -> bool:
         """True if an option that comes before `kept` failed, and is worth another try."""
         before = self._options[: self._options.index(kept)]
         return any(
@@ -116,10 +116,10 @@ class Survey:
             for c in before
         )
 
-    def route(self, candidate: Candidate) -> Route:
+    def route(self, candidate: DialCandidate) -> Route:
         return (self._peer.host, candidate.endpoint.host, candidate.endpoint.transport)
 
-    def unused(self, chosen: Candidate) -> tuple[str, ...]:
+    def unused(self, chosen: DialCandidate) -> tuple[str, ...]:
         """Reasons why the options before `chosen` in the order were not taken."""
         taken = self._speeds.latest(self.route(chosen))
         found = []
@@ -132,7 +132,7 @@ class Survey:
                 found.append(f"{name} measured {rate(known.bytes_per_s)}, less than {rate(taken.bytes_per_s)}")
         return tuple(found)
 
-    def _unknown(self) -> list[Candidate]:
+    def _unknown(self) -> list[DialCandidate]:
         """Options without a fresh measurement, and those that failed here whatever others measured."""
         return [
             c for c in self._options
@@ -142,25 +142,25 @@ class Survey:
     def _turn(self) -> contextlib.AbstractContextManager[bool]:
         return self._speeds.turn(self._peer.host, self._options[0].endpoint.host, self._is_wanted)
 
-    def _ranking(self) -> list[Candidate]:
+    def _ranking(self) -> list[DialCandidate]:
         """Options that work, the one to take first; then failed ones, which are tried as a last resort."""
         known = self._ranking_of_known()
         return [*known, *(c for c in self._options if c not in known)]
 
-    def _ranking_of_known(self) -> list[Candidate]:
+    def _ranking_of_known(self) -> list[DialCandidate]:
         speeds = {c: self._speeds.latest(self.route(c)) for c in self._options}
         working = [c for c in self._options if not self._speeds.failure(self.route(c), self._worker)]
         known = [(c, speed.bytes_per_s) for c in working if (speed := speeds[c]) is not None]
-        ranked: list[Candidate] = []
+        ranked: list[DialCandidate] = []
         while known:
             place = fastest([speed for _, speed in known])
             ranked.append(known.pop(place)[0])
         return ranked
 
-    def _measure_apart(self, candidate: Candidate) -> Measured:
+    def _measure_apart(self, candidate: DialCandidate) -> Measured:
         """Measure on a connection that is closed again. Raises LinkClosedError, also if it takes too long."""
         link = dial(candidate.endpoint, replace(self._peer, incarnation=Incarnation(0)), self._secret)
-        line = Line(link, on_reply=lambda _: None, on_end=lambda *_: None, clock=self._clock)
+        line = ProbedConnection(link, on_reply=lambda _: None, on_end=lambda *_: None, clock=self._clock)
         with self._lock:
             self._apart = link
         try:
@@ -173,7 +173,7 @@ class Survey:
                 self._apart = None
             line.end()
 
-    def _chosen(self, candidate: Candidate, line: Line) -> Chosen:
+    def _chosen(self, candidate: DialCandidate, line: ProbedConnection) -> Chosen:
         name, unused = candidate.endpoint.transport, self.unused(candidate)
         measured = [c.endpoint.transport for c in self._options if self._speeds.latest(self.route(c)) is not None]
         parts = [candidate.reason, *unused]
@@ -187,21 +187,21 @@ class Survey:
               measured=rate(known.bytes_per_s) if known is not None else "–")  # fmt: skip
         return Chosen(line, candidate, "; ".join(parts), unused)
 
-    def _failures(self, options: Sequence[Candidate]) -> list[str]:
+    def _failures(self, options: Sequence[DialCandidate]) -> list[str]:
         told = ((c.endpoint.transport, self._speeds.failure(self.route(c), self._worker)) for c in options)
         return [f"{name} failed: {failure}" for name, failure in told if failure]
 
-    def _note(self, candidate: Candidate, measured: Measured) -> None:
+    def _note(self, candidate: DialCandidate, measured: Measured) -> None:
         self._speeds.note(self._speed(candidate, bytes_per_s=measured.bytes_per_s, latency_s=measured.latency_s))
 
-    def _note_failure(self, candidate: Candidate, why: str) -> None:
+    def _note_failure(self, candidate: DialCandidate, why: str) -> None:
         self._check_wanted()  # closing it ends a measurement too: that is no failure
         self._speeds.note(self._speed(candidate, failure=why))
         event(_log, "transfer_dial_failed", logging.WARNING, peer=self._worker,
               transport=candidate.endpoint.transport, error=why)  # fmt: skip
 
     def _speed(
-        self, candidate: Candidate, *, bytes_per_s: float = 0.0, latency_s: float = 0.0, failure: str = ""
+        self, candidate: DialCandidate, *, bytes_per_s: float = 0.0, latency_s: float = 0.0, failure: str = ""
     ) -> LinkSpeed:
         from_host, to_host, transport = self.route(candidate)
         return LinkSpeed(

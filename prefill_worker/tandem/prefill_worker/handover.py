@@ -21,7 +21,7 @@ from tandem.rpc.v1 import worker_pb2 as w
 from tandem.workercore.requests import Tracked
 
 
-class Stage(Enum):
+class HandoverStage(Enum):
     """QUEUED: the decode worker was not contacted. COMPUTING: ticket asked for. AWAITING: all pushed, not verified."""
 
     QUEUED = auto()
@@ -35,7 +35,7 @@ class Handover:
     def __init__(self, tracked: Tracked, peer: w.WorkerRef) -> None:
         self.tracked = tracked
         self.peer = peer
-        self.stage = Stage.QUEUED
+        self.stage = HandoverStage.QUEUED
         self.offered: tuple[str, ...] = ()
         """Codecs that the ticket request offers."""
         self.plans: tuple[PushPlan, ...] = ()
@@ -53,7 +53,7 @@ class Handover:
         """Open the push plans as the first chunk is computed; `cached_tokens` of the prompt were prefix hits."""
         prompt_tokens = len(self.tracked.engine_request.prompt)
         self.plans = tuple(PushPlan(spec, prompt_tokens, cached_tokens) for spec in layout.groups)
-        self.stage = Stage.COMPUTING
+        self.stage = HandoverStage.COMPUTING
 
     def check(self, ticket: Ticket, mine: KVProfile, receiver: KVProfile) -> None:
         """Raise TransferError unless the ticket keeps to the form that follows from both profiles, and has room for
@@ -84,7 +84,7 @@ class Handover:
         """Void the ticket, if it ever came: state as before it was asked for, save for what is computed since."""
         self.revoked.add(transfer)
         self.ticket, self.ticket_s, self.is_sent = None, 0.0, False
-        self.stage = Stage.COMPUTING
+        self.stage = HandoverStage.COMPUTING
         for plan in self.plans:
             plan.close()
 

@@ -7,34 +7,34 @@ from tandem.kvtransfer.wire import profile_to_wire
 from tandem.prefill_worker.handover import Handover
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.workercore.proto_convert import choice_to_wire
-from tandem.workercore.role import Shell
+from tandem.workercore.role import RoleContext
 
 
-def ticket_request(shell: Shell, handover: Handover) -> w.PeerMessage:
+def ticket_request(context: RoleContext, handover: Handover) -> w.PeerMessage:
     """Build the message that asks for memory for this attempt."""
     return w.PeerMessage(
         ticket_request=w.TicketRequest(
             request=handover.tracked.request,
             attempt=handover.tracked.attempt,
-            sender_incarnation=shell.incarnation,
+            sender_incarnation=context.incarnation,
             receiver_incarnation=handover.peer.incarnation,
-            profile=profile_to_wire(shell.profile),
+            profile=profile_to_wire(context.profile),
             codecs=handover.offered,
         )
     )
 
 
-def complete(shell: Shell, handover: Handover, ticket: Ticket) -> w.PeerMessage:
+def complete(context: RoleContext, handover: Handover, ticket: Ticket) -> w.PeerMessage:
     """Build the message that everything is pushed, with the state of the sequence."""
     return w.PeerMessage(
         complete=w.Complete(
             request=ticket.request,
             attempt=ticket.attempt,
             transfer=ticket.transfer,
-            sender_incarnation=shell.incarnation,
+            sender_incarnation=context.incarnation,
             choices=[choice_to_wire(state) for state in handover.choice_states()],
             sampled_at_s=handover.sampled_s,
-            host=shell.host,
+            host=context.host,
             ticket_wait_s=max(0.0, handover.ticket_s - handover.sampled_s),
         )
     )

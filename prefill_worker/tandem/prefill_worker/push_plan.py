@@ -8,7 +8,7 @@ from tandem.core.kv_layout import KVGroupSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Push:
+class PlannedPush:
     """Logical blocks [first, last), of the receiver's size, of layers [first_layer, last_layer) of the group (indices
     within the group)."""
 
@@ -46,7 +46,7 @@ class PushPlan:
         self._pushed = [skip] * len(self._pushed)
         self._is_open = True
 
-    def source(self, push: Push) -> tuple[slice, int, int]:
+    def source(self, push: PlannedPush) -> tuple[slice, int, int]:
         """Return the source of a push: our logical blocks, the first token in the first of them, and the number of
         tokens.
 
@@ -67,20 +67,20 @@ class PushPlan:
             if first_layer <= layer < last_layer:
                 self._computed[index] = max(self._computed[index], tokens)
 
-    def take(self) -> list[Push]:
+    def take(self) -> list[PlannedPush]:
         """Return pushes that became ready since the last call; neighbouring layers with the same blocks come as one."""
         if not self._is_open:
             return []
-        pushes: list[Push] = []
+        pushes: list[PlannedPush] = []
         for layer, (tokens, pushed) in enumerate(zip(self._computed, self._pushed, strict=True)):
             ready = self._ready_blocks(tokens)
             if ready <= pushed:
                 continue
             last = pushes[-1] if pushes else None
             if last and last.last_layer == layer and (last.first, last.last) == (pushed, ready):
-                pushes[-1] = Push(pushed, ready, last.first_layer, layer + 1)
+                pushes[-1] = PlannedPush(pushed, ready, last.first_layer, layer + 1)
             else:
-                pushes.append(Push(pushed, ready, layer, layer + 1))
+                pushes.append(PlannedPush(pushed, ready, layer, layer + 1))
             self._pushed[layer] = ready
         return pushes
 

@@ -12,17 +12,17 @@ from tandem.core.ledger import Holder
 from tandem.core.lifecycle import Phase, RoleName
 from tandem.core.logs import event
 from tandem.engine.request import LayerHook, PrefillSlice, StepResult
-from tandem.kvtransfer.events import Quiesced, SendFailed, Sent
+from tandem.kvtransfer.events import Quiesced, SendCompleted, SendFailed
 from tandem.kvtransfer.ticket import Ticket
 from tandem.kvtransfer.wire import profile_from_wire
-from tandem.prefill_worker.handover import Handover, Stage, pusher
+from tandem.prefill_worker.handover import Handover, HandoverStage, pusher
 from tandem.prefill_worker.messages import complete, given_up, ticket_request, unwanted
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.workercore.leases import FORGOTTEN, PeerLeases
 from tandem.workercore.local_requests import WholeRequests
 from tandem.workercore.proto_convert import ticket_from_wire
 from tandem.workercore.requests import Tracked, request_key
-from tandem.workercore.role import Shell
+from tandem.workercore.role import RoleContext
 from tandem.workercore.transfer_claims import Claim
 
 _log = logging.getLogger(__name__)
@@ -36,14 +36,14 @@ class PrefillRole:
 
     name = RoleName.PREFILL
 
-    def __init__(self, shell: Shell) -> None:
-        self._shell = shell
-        self._whole = WholeRequests(shell)
-        self._layers = 1 + max(layer for spec in shell.engine.layout.groups for layer in spec.layers)
+    def __init__(self, context: RoleContext) -> None:
+        self._context = context
+        self._whole = WholeRequests(context)
+        self._layers = 1 + max(layer for spec in context.engine.layout.groups for layer in spec.layers)
         self._handovers: dict[str, Handover] = {}
         self._by_transfer: dict[int, Handover] = {}
         self._quiescing: dict[int, Holder] = {}
-        self._leases = PeerLeases(shell)
+        self._leases = PeerLeases(context)
 
     @property
     def layer_hook(self) -> LayerHook | None:
@@ -55,23 +55,23 @@ class PrefillRole:
             return
         if message.leg != w.LEG_PREFILL:
             raise InvalidRequestError("this worker receives no KV", why="it has the prefill role", todo="plan anew")
-        self._shell.engine.add(tracked.engine_request)
+        self._context.engine.add(tracked.engine_request)
         self._handovers[tracked.key] = Handover(tracked, message.peer)
 
     def cancel(self, tracked: Tracked, reason: str) -> None:
         handover = self._handovers.get(tracked.key)
         if handover is not None:
             self._give_up(handover, "cancelled", reason)
-            self._shell.engine.cancel(tracked.key)
+            self._context.engine.cancel(tracked.key)
         self._whole.cancel(tracked)
 
     def end_choices(self, tracked: Tracked, choices: Collection[int]) -> None:
         self._whole.end_choices(tracked, choices)
         handover = self._handovers.get(tracked.key)
-        if handover is None or handover.stage is Stage.AWAITING:  # else the decode worker does it
+        if handover is None or handover.stage is HandoverStage.AWAITING:  # else the decode worker does it
             return
         for choice in choices:
-            self._shell.engine.end_choice(tracked.key, choice)
+            self._context.engine.end_choice(tracked.key, choice)
         if handover.end(choices):
             self._prefilled(handover)
 
@@ -83,7 +83,7 @@ class PrefillRole:
             handover = self._handovers.get(part.key)
             if handover is None:
                 continue
-            if handover.stage is Stage.QUEUED:
+            if handover.stage is HandoverStage.QUEUED:
                 self._begin(handover, part)
             if last_layer > first_layer:
                 for plan in handover.plans:
@@ -92,12 +92,12 @@ class PrefillRole:
 
     def _begin(self, handover: Handover, part: PrefillSlice) -> None:
         """Ask for the ticket of a request that left the queue. Its first chunk is being computed meanwhile."""
-        handover.start(self._shell.engine.layout, part.start)
-        self._shell.outbox.phase(handover.tracked, Phase.PREFILL)
+        handover.start(self._context.engine.layout, part.start)
+        self._context.outbox.phase(handover.tracked, Phase.PREFILL)
         if not handover.peer.worker:
             return
-        handover.offered = self._shell.offers_to(WorkerId(handover.peer.worker))
-        self._tell(handover, ticket_request(self._shell, handover), dial=True)
+        handover.offered = self._context.offers_to(WorkerId(handover.peer.worker))
+        self._tell(handover, ticket_request(self._context, handover), dial=True)
 
     def before_step(self) -> None:
         return
@@ -108,10 +108,10 @@ class PrefillRole:
             handover = self._handovers.get(output.key)
             if handover is None or output.key in result.failed:
                 continue
-            cached = None if handover.tracked.has_reported_cached else self._shell.engine.cached_tokens(output.key)
+            cached = None if handover.tracked.has_reported_cached else self._context.engine.cached_tokens(output.key)
             handover.tracked.has_reported_cached = True
-            self._shell.outbox.token(handover.tracked, output, cached_tokens=cached, handoff=None)
-            handover.first_token(output, self._shell.clock.now_s())
+            self._context.outbox.token(handover.tracked, output, cached_tokens=cached, handoff=None)
+            handover.first_token(output, self._context.clock.now_s())
             touched[output.key] = handover
         for key, error in result.failed.items():
             failed = self._handovers.get(key)
@@ -136,7 +136,7 @@ class PrefillRole:
             return
         self._complete_if_ready(handover)
         if handover.tracked.key in self._handovers:  # else it just failed, and nothing may follow that
-            self._shell.outbox.phase(handover.tracked, Phase.TRANSFER)
+            self._context.outbox.phase(handover.tracked, Phase.TRANSFER)
 
     # ---- push ----------------------------------------------------------------------------------------------------
 
@@ -148,10 +148,10 @@ class PrefillRole:
             pushes = plan.take()
             if not pushes:
                 continue
-            source = self._shell.engine.block_table(handover.tracked.key, group.group)
+            source = self._context.engine.block_table(handover.tracked.key, group.group)
             for push in pushes:
                 ours, offset_tokens, tokens = plan.source(push)
-                self._shell.sender.push(
+                self._context.sender.push(
                     ticket.transfer,
                     group.group,
                     source[ours],
@@ -164,15 +164,15 @@ class PrefillRole:
     def _complete_if_ready(self, handover: Handover) -> None:
         """Hand the sequence over once the ticket is here and the first tokens are sampled."""
         ticket = handover.ticket
-        if ticket is None or not handover.has_first_tokens or handover.stage is not Stage.COMPUTING:
+        if ticket is None or not handover.has_first_tokens or handover.stage is not HandoverStage.COMPUTING:
             return
         self._push(handover)
         if not all(plan.is_complete for plan in handover.plans):
             self._fail(handover, InternalError("the prompt is computed, but its KV was not all pushed"))
             return
-        self._shell.sender.finish(ticket.transfer)
-        handover.stage = Stage.AWAITING
-        self._tell(handover, complete(self._shell, handover, ticket))
+        self._context.sender.finish(ticket.transfer)
+        handover.stage = HandoverStage.AWAITING
+        self._tell(handover, complete(self._context, handover, ticket))
 
     # ---- the other end --------------------------------------------------------------------------------------------
 
@@ -195,7 +195,7 @@ class PrefillRole:
             self._revoked(peer, message.revoked)
         elif kind == "queued":
             if self._find(peer, message.queued.request, message.queued.attempt) is not None:
-                self._shell.count("tickets_queued")
+                self._context.count("tickets_queued")
         elif kind == "failed":
             failed = message.failed
             handover = self._find(peer, failed.request, failed.attempt)
@@ -204,23 +204,23 @@ class PrefillRole:
 
     def _ticket(self, peer: WorkerId, message: w.Ticket, received_s: float) -> None:
         handover = self._find(peer, message.request, message.attempt)
-        is_asked = handover is not None and handover.stage is Stage.COMPUTING and handover.ticket is None
+        is_asked = handover is not None and handover.stage is HandoverStage.COMPUTING and handover.ticket is None
         if handover is not None and message.transfer in handover.revoked:
-            self._shell.count("tickets_dropped")
+            self._context.count("tickets_dropped")
             return
-        if handover is None or not is_asked or message.sender_incarnation != self._shell.incarnation:
-            self._shell.count("tickets_dropped")
+        if handover is None or not is_asked or message.sender_incarnation != self._context.incarnation:
+            self._context.count("tickets_dropped")
             if handover is None or handover.ticket is None or handover.ticket.transfer != message.transfer:
-                self._shell.outbox.to_peer(peer, Incarnation(message.receiver_incarnation), unwanted(message))
+                self._context.outbox.to_peer(peer, Incarnation(message.receiver_incarnation), unwanted(message))
             return
-        ticket = ticket_from_wire(message, self._shell.worker, peer)
+        ticket = ticket_from_wire(message, self._context.worker, peer)
         try:
-            handover.check(ticket, self._shell.profile, profile_from_wire(message.profile))
-            self._shell.sender.open(ticket)
+            handover.check(ticket, self._context.profile, profile_from_wire(message.profile))
+            self._context.sender.open(ticket)
         except (TransferError, ValueError) as error:
             self._fail(handover, TransferError("the ticket cannot be used", why=str(error), todo="try again"))
             return
-        handover.grant(ticket, received_s, self._shell.engine)
+        handover.grant(ticket, received_s, self._context.engine)
         self._by_transfer[ticket.transfer] = handover
         self._leases.open(ticket.transfer, peer, ticket.receiver_incarnation)
         self._push(handover)
@@ -230,42 +230,42 @@ class PrefillRole:
         """Ask again for a ticket that the decode worker revoked because nothing had come for it. The receiver drops
         what is in flight; the source is still here, and the request waits in turn."""
         handover = self._find(peer, message.request, message.attempt)
-        if handover is None or handover.stage is Stage.QUEUED or message.transfer in handover.revoked:
-            self._shell.count("revocations_dropped")
+        if handover is None or handover.stage is HandoverStage.QUEUED or message.transfer in handover.revoked:
+            self._context.count("revocations_dropped")
             return
         ticket = handover.ticket
         if ticket is not None and ticket.transfer != message.transfer:
-            self._shell.count("revocations_dropped")
+            self._context.count("revocations_dropped")
             return
         if ticket is not None:
             self._stop_push(handover, ticket)
         handover.take_back(message.transfer)
-        self._shell.count("tickets_revoked")
-        self._tell(handover, ticket_request(self._shell, handover))
+        self._context.count("tickets_revoked")
+        self._tell(handover, ticket_request(self._context, handover))
 
     def peer_gone(self, peer: WorkerId, incarnation: Incarnation, reason: str) -> None:
         for handover in list(self._handovers.values()):
             is_there = handover.peer.worker == peer and incarnation in (0, handover.peer.incarnation)
-            if not is_there or handover.stage is Stage.QUEUED:
+            if not is_there or handover.stage is HandoverStage.QUEUED:
                 continue
             error = TransferError(f"decode worker {peer} was lost during the hand-over", why=reason, todo="try again")
             self._fail(handover, error, is_peer_told=True)
 
     def transfer_event(self, event: object) -> None:
-        if not isinstance(event, Sent | SendFailed | Quiesced):
+        if not isinstance(event, SendCompleted | SendFailed | Quiesced):
             return
         quiet = self._quiescing.pop(event.transfer, None)
         if quiet is not None:  # whichever event the transfer ended with: its source is no longer read
-            self._shell.engine.let_go(quiet)
+            self._context.engine.release_holder(quiet)
             return
         handover = self._by_transfer.get(event.transfer)
         if handover is None:
             return
         handover.is_sent = True
-        if isinstance(event, Sent):
-            took_s = self._shell.clock.now_s() - handover.ticket_s
-            self._shell.count_sent(WorkerId(handover.peer.worker), event.bytes, took_s)
-        if isinstance(event, Sent) or handover.is_verified:  # a link may break after the last byte
+        if isinstance(event, SendCompleted):
+            took_s = self._context.clock.now_s() - handover.ticket_s
+            self._context.count_sent(WorkerId(handover.peer.worker), event.bytes, took_s)
+        if isinstance(event, SendCompleted) or handover.is_verified:  # a link may break after the last byte
             self._end_if_done(handover)
         else:
             why = event.reason if isinstance(event, SendFailed) else "it was cancelled"
@@ -275,24 +275,24 @@ class PrefillRole:
 
     def _end_if_done(self, handover: Handover) -> None:
         if handover.is_verified and handover.is_sent:
-            self._shell.count("handovers")
+            self._context.count("handovers")
             self._end(handover)
 
     def _end(self, handover: Handover) -> None:
         """End a successful hand-over: its blocks stay behind as cache."""
         self._drop(handover)
-        self._shell.engine.release(handover.tracked.key)
-        self._shell.end(handover.tracked)
+        self._context.engine.release(handover.tracked.key)
+        self._context.end(handover.tracked)
 
     def _fail(self, handover: Handover, error: TandemError, *, is_peer_told: bool = False) -> None:
         event(_log, "handover failed", logging.WARNING, **handover.tracked.names, error=error.message)
         if handover.ticket is not None:
-            self._shell.count_unsent(WorkerId(handover.peer.worker))
+            self._context.count_unsent(WorkerId(handover.peer.worker))
         if is_peer_told:
             self._drop(handover)
         else:
             self._give_up(handover, error.code, error.message)
-        self._shell.fail(handover.tracked, error)
+        self._context.fail(handover.tracked, error)
 
     def _give_up(self, handover: Handover, code: str, message: str) -> None:
         self._tell_failed(handover, code, message)
@@ -311,19 +311,19 @@ class PrefillRole:
         self._leases.close(ticket.transfer)
         holder = pusher(handover.tracked.key, ticket.transfer)
         if handover.is_sent:
-            self._shell.engine.let_go(holder)
+            self._context.engine.release_holder(holder)
         else:
             self._quiescing[ticket.transfer] = holder
-            self._shell.sender.cancel(ticket.transfer)
+            self._context.sender.cancel(ticket.transfer)
 
     def _tell_failed(self, handover: Handover, code: str, message: str) -> None:
-        if handover.stage is not Stage.QUEUED and handover.peer.worker:
+        if handover.stage is not HandoverStage.QUEUED and handover.peer.worker:
             self._tell(handover, given_up(handover, code, message))
 
     def _tell(self, handover: Handover, message: w.PeerMessage, *, dial: bool = False) -> None:
         address = handover.peer.address if dial else ""
         worker, incarnation = WorkerId(handover.peer.worker), Incarnation(handover.peer.incarnation)
-        self._shell.outbox.to_peer(worker, incarnation, message, address=address)
+        self._context.outbox.to_peer(worker, incarnation, message, address=address)
 
     def _find(self, peer: WorkerId, request: str, attempt: int) -> Handover | None:
         handover = self._handovers.get(request_key(request, attempt))
@@ -334,7 +334,7 @@ class PrefillRole:
             handover = self._by_transfer.get(transfer)
             if handover is not None:
                 what = f"decode worker {handover.peer.worker} has forgotten the hand-over"
-                self._shell.count("transfers_forgotten")
+                self._context.count("transfers_forgotten")
                 self._fail(handover, TransferError(what, why=FORGOTTEN, todo="try again"))
 
     def claims(self) -> list[Claim]:

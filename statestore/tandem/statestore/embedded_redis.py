@@ -54,7 +54,7 @@ def find_server() -> Path:
     )
 
 
-class Answer(Enum):
+class RedisState(Enum):
     """State of a started server. LOADING: it reads its data, which takes longer the more there is."""
 
     NONE = auto()
@@ -135,7 +135,7 @@ class PrivateRedis:
         finally:
             os.close(lock)  # the server holds its own copy
 
-    def answer(self) -> Answer:
+    def answer(self) -> RedisState:
         """Return the state of *this* server; may take two seconds. StartupError when it has ended, PortTakenError if by
         that."""
         if not self.is_alive():
@@ -149,8 +149,8 @@ class PrivateRedis:
             raise StartupError("Redis ended at once", why=tail.strip().splitlines()[-1] if tail.strip() else "no log")
         said = _ask(self.port, self._password)
         if said.get("process_id") != self.pid:
-            return Answer.NONE
-        return Answer.LOADING if said.get("loading") else Answer.READY
+            return RedisState.NONE
+        return RedisState.LOADING if said.get("loading") else RedisState.READY
 
     @property
     def url(self) -> str:
@@ -194,8 +194,8 @@ class PrivateRedis:
         """Return once it is ready. Ends the process if that does not come: after `timeout_s` without an answer."""
         deadline_s, is_loading = time.monotonic() + timeout_s, False
         try:
-            while (answer := self.answer()) is not Answer.READY:
-                if answer is Answer.LOADING:
+            while (answer := self.answer()) is not RedisState.READY:
+                if answer is RedisState.LOADING:
                     if not is_loading:
                         is_loading = True
                         on_loading()

@@ -16,12 +16,12 @@ import jsonschema_rs
 import pytest
 
 from tandem.clusterctl import main as program
-from tandem.clusterctl.loadgen.client import CHAT, Answer, Due, Target, send_all
-from tandem.clusterctl.loadgen.requests import Form, plan_of, poisson
+from tandem.clusterctl.loadgen.client import CHAT, Due, Target, TimedAnswer, send_all
+from tandem.clusterctl.loadgen.requests import RequestForm, plan_of, poisson
 from tandem.clusterctl.loadgen.results import Slo, report
 from tandem.clusterctl.schemas.kinds import schema
-from tandem.controlplane.simulator.traces import Trace, TraceRequest
-from tests.integration.router.house import House, builder
+from tandem.controlplane.simulator.traces import RequestLog, TraceRequest
+from tests.integration.router.house import RouterHarness, builder
 
 TLS = Path(__file__).parents[1] / "router" / "tls"
 TRACE = [
@@ -31,7 +31,7 @@ TRACE = [
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RouterHarness]:
     with builder(tmp_path_factory.mktemp("router")) as make:
         made = make()
         made.wait_ready()
@@ -82,7 +82,7 @@ def check(found: dict[str, Any], kind: str) -> None:
 
 @pytest.mark.parametrize("flags", [[], ["--chat"]])
 def test_a_load_and_its_figures(
-    capsys: pytest.CaptureFixture[str], house: House, tmp_path: Path, flags: list[str]
+    capsys: pytest.CaptureFixture[str], house: RouterHarness, tmp_path: Path, flags: list[str]
 ) -> None:
     out, picture = tmp_path / "bench.json", tmp_path / "bench.svg"
     load = ["--rate", "200", "--requests", "20", "--prompt-tokens", "32,200", "--output-tokens", "8"]
@@ -104,14 +104,18 @@ def test_a_load_and_its_figures(
     assert f"drawn: {picture}" in error
 
 
-def test_a_file_that_cannot_be_written_loses_no_figures(capsys: pytest.CaptureFixture[str], house: House) -> None:
+def test_a_file_that_cannot_be_written_loses_no_figures(
+    capsys: pytest.CaptureFixture[str], house: RouterHarness
+) -> None:
     load = ["--rate", "200", "--requests", "5", "--output-tokens", "4", "-o", "json"]
     code, text, error = run(capsys, "bench", "--url", house.url, *load, "--out", "/dev/full")
     assert (code, json.loads(text)["requests"]) == (1, 5)
     assert "No space left" in error
 
 
-def test_no_proxy_is_asked(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, house: House) -> None:
+def test_no_proxy_is_asked(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, house: RouterHarness
+) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     for name in ("NO_PROXY", "no_proxy"):
@@ -140,7 +144,7 @@ def test_an_https_endpoint_is_trusted_once(
     assert len(made) == 1
 
 
-def test_an_slo_that_is_missed_ends_with_8(capsys: pytest.CaptureFixture[str], house: House) -> None:
+def test_an_slo_that_is_missed_ends_with_8(capsys: pytest.CaptureFixture[str], house: RouterHarness) -> None:
     few = ["--rate", "200", "--requests", "5", "--output-tokens", "4"]
     code, text, error = run(capsys, "bench", "--url", house.url, *few, "--ttft", "0.000001", "--attain", "0.5")
     assert code == 8
@@ -149,7 +153,9 @@ def test_an_slo_that_is_missed_ends_with_8(capsys: pytest.CaptureFixture[str], h
     assert run(capsys, "bench", "--url", house.url, *few, "--ttft", "0.000001")[0] == 0, "nothing was asked of it"
 
 
-def test_a_trace_is_replayed_as_it_came(capsys: pytest.CaptureFixture[str], house: House, tmp_path: Path) -> None:
+def test_a_trace_is_replayed_as_it_came(
+    capsys: pytest.CaptureFixture[str], house: RouterHarness, tmp_path: Path
+) -> None:
     file = tmp_path / "trace.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in TRACE))
     before = len(house.workers["prefill-0"].submitted)
@@ -168,7 +174,7 @@ def test_a_trace_is_replayed_as_it_came(capsys: pytest.CaptureFixture[str], hous
     assert (code, json.loads(text)["requests"]) == (0, 1)
 
 
-def test_what_nobody_answers_is_a_failure(capsys: pytest.CaptureFixture[str], house: House) -> None:
+def test_what_nobody_answers_is_a_failure(capsys: pytest.CaptureFixture[str], house: RouterHarness) -> None:
     code, text, error = run(capsys, "bench", "--url", house.url, "--model", "nobody", "--requests", "2", "--rate", "99")
     assert code == 1
     assert "failed 2 times: HTTP/1.1 404 Not Found: model_not_found the model 'nobody' does not exist" in text
@@ -205,7 +211,7 @@ def test_wrong_usage(capsys: pytest.CaptureFixture[str], arguments: list[str], m
 def test_the_same_seed_gives_the_same_requests() -> None:
     def made(seed: int) -> list[Due]:
         trace = poisson(requests=50, rate=10.0, prompts=[8, 16], outputs=[4], seed=seed)
-        return plan_of(trace, Form(model="m", headers={}), seed)
+        return plan_of(trace, RequestForm(model="m", headers={}), seed)
 
     assert made(1) == made(1)
     assert made(1) != made(2)
@@ -216,9 +222,9 @@ def test_the_same_seed_gives_the_same_requests() -> None:
 
 def test_figures_of_answers_that_are_known() -> None:
     requests = tuple(TraceRequest(arrival_s=i / 10, prompt_tokens=50 + i, output_tokens=3) for i in range(4))
-    answers = [Answer(due_s=i / 10, token_s=[i / 10 + 0.1 * (i + 1), 5.0, 5.5], sent_s=i / 10) for i in range(3)]
-    answers.append(Answer(due_s=0.3, error="gone"))
-    found = report(Trace(name="t", requests=requests), answers, Slo(ttft_s=0.25, least_share=0.5))
+    answers = [TimedAnswer(due_s=i / 10, token_s=[i / 10 + 0.1 * (i + 1), 5.0, 5.5], sent_s=i / 10) for i in range(3)]
+    answers.append(TimedAnswer(due_s=0.3, error="gone"))
+    found = report(RequestLog(name="t", requests=requests), answers, Slo(ttft_s=0.25, least_share=0.5))
     assert (found["requests"], found["failed"], found["took_s"]) == (4, 1, 5.5)
     assert found["errors"] == [{"error": "gone", "requests": 1}]
     assert found["ttft_s"] == {"mean": 0.2, "p50": 0.2, "p90": 0.28, "p95": 0.29, "p99": 0.298, "max": 0.3}
@@ -226,11 +232,11 @@ def test_figures_of_answers_that_are_known() -> None:
     assert found["slo"]["share"] == 0.5
     assert found["slo"]["is_met"]
     assert found["slo"]["goodput_requests_per_s"] == pytest.approx(2 / 5.5, abs=1e-6)
-    nothing = report(Trace(name="t", requests=requests[:1]), answers[3:], Slo(itl_s=1.0))
+    nothing = report(RequestLog(name="t", requests=requests[:1]), answers[3:], Slo(itl_s=1.0))
     assert (nothing["ttft_s"], nothing["slo"]["share"]) == (None, 0.0)
 
 
-def test_what_brings_nothing_to_read_is_no_token(house: House) -> None:
+def test_what_brings_nothing_to_read_is_no_token(house: RouterHarness) -> None:
     """The role that a chat's stream begins with, its finish and its usage are events too."""
     body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5, "temperature": 0,
             "stream": True, "ignore_eos": True, "stream_options": {"include_usage": True}}  # fmt: skip

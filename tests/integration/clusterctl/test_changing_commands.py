@@ -27,7 +27,7 @@ from tandem.statestore.connection import connect
 from tandem.statestore.embedded_redis import PrivateRedis
 from tandem.statestore.keys import Keys
 from tandem.statestore.stores.desired import DesiredStateStore
-from tests.integration.router.house import ADMIN_KEY, House, builder
+from tests.integration.router.house import ADMIN_KEY, RouterHarness, builder
 from tests.unit.clusterctl.command_tree import ALL, flags_of
 from tests.unit.clusterctl.document_check import checked
 
@@ -123,7 +123,7 @@ class Terminal(io.StringIO):
 class Scene:
     """A test router, and clusterctl's requests to its admin port other than reads."""
 
-    house: House
+    house: RouterHarness
     http: httpx.Client
     capsys: pytest.CaptureFixture[str]
     monkeypatch: pytest.MonkeyPatch
@@ -167,21 +167,21 @@ class Scene:
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RouterHarness]:
     folder = tmp_path_factory.mktemp("changing")
     with PrivateRedis.start(folder / "redis", "hush") as server, builder(folder) as make:
         yield make(redis_url=server.url, decode=3, slo={"chat": CHAT})
 
 
 @pytest.fixture(scope="module")
-def http(house: House) -> Iterator[httpx.Client]:
+def http(house: RouterHarness) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=house.admin_url, headers={"authorization": f"Bearer {ADMIN_KEY}"}) as client:
         yield client
 
 
 @pytest.fixture
 def scene(
-    house: House, http: httpx.Client, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    house: RouterHarness, http: httpx.Client, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Scene:
     asked: list[str] = []
     call = AdminClient._call

@@ -16,12 +16,12 @@ import httpx
 import pytest
 
 from tandem.clusterctl import main as program
-from tandem.clusterctl.chat.client import Answer
+from tandem.clusterctl.chat.client import ChatAnswer
 from tandem.clusterctl.chat.statistics import line_of
 from tandem.clusterctl.exit_codes import Exit
 from tandem.core.config import Anonymous
 from tests.integration.clusterctl.terminal import CTRL_C, CTRL_D, Terminal
-from tests.integration.router.house import ADMIN_KEY, Build, House, builder
+from tests.integration.router.house import ADMIN_KEY, Build, RouterHarness, builder
 from tests.integration.router.scripted_worker import Script
 from tests.unit.clusterctl.document_check import checked
 from tools.waiting import wait_for
@@ -38,7 +38,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Build]:
 
 
 @pytest.fixture(scope="module")
-def house(build: Build) -> House:
+def house(build: Build) -> RouterHarness:
     made = build()
     made.wait_ready()
     return made
@@ -111,7 +111,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     return chat
 
 
-def direct(house: House, *messages: tuple[str, str]) -> str:
+def direct(house: RouterHarness, *messages: tuple[str, str]) -> str:
     """Return the API's answer to the same messages."""
     body = {"model": "tiny", "messages": [{"role": role, "content": text} for role, text in messages]}
     answer = httpx.post(f"{house.url}/v1/chat/completions", json=body | {"temperature": 0, "max_tokens": 8}, timeout=60)
@@ -121,7 +121,7 @@ def direct(house: House, *messages: tuple[str, str]) -> str:
 # ---- one answer ----------------------------------------------------------------------------------------------------
 
 
-def test_an_answer_and_the_line_under_it(run: Run, house: House) -> None:
+def test_an_answer_and_the_line_under_it(run: Run, house: RouterHarness) -> None:
     code, out, error = run("Hi", "--url", house.url, *GREEDY)
     assert (code, out) == (0, direct(house, ("user", "Hi")).removesuffix("\n") + "\n")
     (line,) = error.splitlines()
@@ -138,14 +138,14 @@ def test_one_worker_that_does_it_all_hands_nothing_over(run: Run, build: Build) 
     assert "hand-off" not in line
 
 
-def test_a_question_on_the_standard_input(run: Run, house: House) -> None:
+def test_a_question_on_the_standard_input(run: Run, house: RouterHarness) -> None:
     where = ("--url", house.url, "--system", "Be brief.", "-q", *GREEDY)
     want = direct(house, ("system", "Be brief."), ("user", "Hi\nthere"))
     for more in ((), ("-",)):
         assert run(*more, *where, typed=b"Hi\nthere\n")[:2] == (0, want.removesuffix("\n") + "\n")
 
 
-def test_an_answer_as_a_document(run: Run, house: House) -> None:
+def test_an_answer_as_a_document(run: Run, house: RouterHarness) -> None:
     code, out, error = run("Hi", "--url", house.url, *GREEDY, "--seed", "7", "-o", "json")
     found = checked(out, "Chat")
     assert (code, error) == (0, "")
@@ -162,7 +162,7 @@ def test_an_answer_as_a_document(run: Run, house: House) -> None:
 
 def test_how_quick_an_answer_was() -> None:
     """Tokens that waited here to be read are as quick as they were made."""
-    seen = Answer(usage={"prompt_tokens": 4, "completion_tokens": 9}, sent_s=1.0, first_s=1.5, last_s=2.5)
+    seen = ChatAnswer(usage={"prompt_tokens": 4, "completion_tokens": 9}, sent_s=1.0, first_s=1.5, last_s=2.5)
     assert seen.record()["timings"] == {"ttft_s": 0.5, "total_s": 1.5, "tokens_per_s": 8.0}
     told = replace(seen, timing={"first_token_s": 0.1, "done_s": 2.1, "prefill": None, "decode": "d"})
     assert told.record()["timings"]["tokens_per_s"] == 4.0
@@ -213,7 +213,7 @@ def test_a_key_opens_an_api(run: Run, build: Build, tmp_path: Path, monkeypatch:
 # ---- what goes wrong -----------------------------------------------------------------------------------------------
 
 
-def test_an_error_is_one_line_and_a_code(run: Run, house: House) -> None:
+def test_an_error_is_one_line_and_a_code(run: Run, house: RouterHarness) -> None:
     cases: list[tuple[tuple[str, ...], int, str]] = [
         (("--model", "tinny"), Exit.NOT_FOUND, "this cluster serves tandem-tiny, tiny. Name another one with --model."),
         (("--max-tokens", "9999"), Exit.USAGE, "max_tokens is 9999 and the prompt has "),
@@ -233,7 +233,7 @@ def test_an_error_is_one_line_and_a_code(run: Run, house: House) -> None:
             assert text in error
 
 
-def test_a_context_that_is_full(run: Run, house: House) -> None:
+def test_a_context_that_is_full(run: Run, house: RouterHarness) -> None:
     code, out, error = run("--url", house.url, typed=b"list " * 5000)
     assert (code, out) == (Exit.USAGE, "")
     assert "tokens: this model's context is 4096 tokens, prompt and answer together. Shorten the prompt." in error
@@ -312,7 +312,7 @@ def test_a_conversation(endpoint: Endpoint, tmp_path: Path) -> None:
         assert terminal.end() == 0
 
 
-def test_errors_end_no_conversation(house: House) -> None:
+def test_errors_end_no_conversation(house: RouterHarness) -> None:
     with Terminal("chat", "--url", house.url, *GREEDY) as terminal:
         place = terminal.wait_for(PROMPT)
         terminal.type(f"{'list ' * 700}\n")

@@ -28,7 +28,7 @@ from tandem.statestore.index.lease import WorkerLease
 from tandem.statestore.keys import Keys, Member
 from tandem.statestore.records import WorkerRecord
 from tandem.statestore.stores.events import ClusterEventStore
-from tests.integration.router.house import ADMIN_KEY, Build, House, builder
+from tests.integration.router.house import ADMIN_KEY, Build, RouterHarness, builder
 from tests.integration.router.scripted_worker import Script
 from tests.plugins import forked_starts
 from tests.unit.kernels.levels import needs
@@ -376,7 +376,7 @@ def build(tmp_path: Path) -> Iterator[Build]:
         yield make
 
 
-def asked(house: House, tmp_path: Path) -> tuple[int, Found]:
+def asked(house: RouterHarness, tmp_path: Path) -> tuple[int, Found]:
     (tmp_path / "key").write_text(ADMIN_KEY)
     return doctor(tmp_path, "--endpoint", house.admin_url, "--admin-key-file", str(tmp_path / "key"))
 

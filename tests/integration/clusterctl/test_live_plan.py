@@ -19,7 +19,7 @@ from tandem.statestore.connection import connect
 from tandem.statestore.embedded_redis import PrivateRedis
 from tandem.statestore.keys import Keys
 from tandem.statestore.stores.planning import PlanningStore
-from tests.integration.router.house import ADMIN_KEY, House, builder
+from tests.integration.router.house import ADMIN_KEY, RouterHarness, builder
 
 
 def forecast(split: str, attained: float) -> dict[str, Any]:
@@ -38,13 +38,13 @@ WORD: dict[str, Any] = {
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
+def house(tmp_path: Path) -> Iterator[RouterHarness]:
     with PrivateRedis.start(tmp_path / "redis", "hush") as server, builder(tmp_path) as make:
         (tmp_path / "key").write_text(ADMIN_KEY)
         yield make(redis_url=server.url)
 
 
-def say(house: House, word: dict[str, Any]) -> None:
+def say(house: RouterHarness, word: dict[str, Any]) -> None:
     async def run() -> None:
         redis = await connect(house.config.redis_url)
         await PlanningStore(redis, Keys(house.config.cluster)).say(word, for_s=600.0)
@@ -53,7 +53,7 @@ def say(house: House, word: dict[str, Any]) -> None:
     asyncio.run(run())
 
 
-def live(house: House, capsys: pytest.CaptureFixture[str], *more: str) -> str:
+def live(house: RouterHarness, capsys: pytest.CaptureFixture[str], *more: str) -> str:
     key = house.config.admin_key_file
     code = program.run(["plan", "--live", "--endpoint", house.admin_url, "--admin-key-file", key, *more])
     out, error = capsys.readouterr()
@@ -61,14 +61,14 @@ def live(house: House, capsys: pytest.CaptureFixture[str], *more: str) -> str:
     return out
 
 
-def document(house: House, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+def document(house: RouterHarness, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(live(house, capsys, "-o", "json"))
     errors = jsonschema_rs.Draft202012Validator(schema("LivePlan")).iter_errors(found)
     assert [str(error) for error in errors] == []
     return found
 
 
-def test_what_it_wants_and_why_and_what_it_advised(house: House, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_it_wants_and_why_and_what_it_advised(house: RouterHarness, capsys: pytest.CaptureFixture[str]) -> None:
     assert document(house, capsys)["plan"] is None
     assert "the planner is off" in live(house, capsys)
     say(house, WORD)

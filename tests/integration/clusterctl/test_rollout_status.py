@@ -20,7 +20,7 @@ from tandem.statestore.connection import connect
 from tandem.statestore.embedded_redis import PrivateRedis
 from tandem.statestore.keys import Keys
 from tandem.statestore.stores.desired import DesiredStateStore
-from tests.integration.router.house import ADMIN_KEY, House, builder
+from tests.integration.router.house import ADMIN_KEY, RouterHarness, builder
 
 START = DesiredState(version=1, pools=(
     Pool(name="mixed", model="one", role=RoleName.MIXED, count=1),
@@ -30,13 +30,13 @@ REASON = "mixed-1: it has no weights"
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
+def house(tmp_path: Path) -> Iterator[RouterHarness]:
     with PrivateRedis.start(tmp_path / "redis", "hush") as server, builder(tmp_path) as make:
         (tmp_path / "key").write_text(ADMIN_KEY)
         yield make(redis_url=server.url)
 
 
-def save(house: House, phases: dict[str, RolloutPhase]) -> None:
+def save(house: RouterHarness, phases: dict[str, RolloutPhase]) -> None:
     """A rollout for each model that is named, in that phase."""
     state = START
     for model in phases:
@@ -54,7 +54,7 @@ def save(house: House, phases: dict[str, RolloutPhase]) -> None:
     asyncio.run(run())
 
 
-def status(house: House, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, dict[str, Any], str]:
+def status(house: RouterHarness, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, dict[str, Any], str]:
     """Exit code, document if there is one, standard error."""
     where = ("--endpoint", house.admin_url, "--admin-key-file", house.config.admin_key_file)
     with pytest.MonkeyPatch.context() as patched:
@@ -76,7 +76,7 @@ def status(house: House, capsys: pytest.CaptureFixture[str], *flags: str) -> tup
     ],
 )
 def test_what_is_not_on_its_way_is_shown_at_once(
-    house: House,
+    house: RouterHarness,
     capsys: pytest.CaptureFixture[str],
     phases: dict[str, RolloutPhase],
     without: Exit,
@@ -93,7 +93,9 @@ def test_what_is_not_on_its_way_is_shown_at_once(
         }
 
 
-def test_one_on_its_way_is_waited_for_whatever_the_others_do(house: House, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_on_its_way_is_waited_for_whatever_the_others_do(
+    house: RouterHarness, capsys: pytest.CaptureFixture[str]
+) -> None:
     save(house, {"one": RolloutPhase.FAILED, "two": RolloutPhase.ROLLING})
     code, found, error = status(house, capsys, "--wait", "--timeout", "0.2")
     assert (code, found) == (Exit.TIMEOUT, {})

@@ -19,7 +19,7 @@ from tandem.statestore.embedded_redis import PrivateRedis
 from tandem.statestore.keys import Keys
 from tandem.statestore.stores.desired import DesiredStateStore
 from tests.integration.clusterctl.terminal import CTRL_C, CTRL_D, Terminal
-from tests.integration.router.house import ADMIN_KEY, Build, House, builder
+from tests.integration.router.house import ADMIN_KEY, Build, RouterHarness, builder
 from tests.unit.clusterctl.document_check import checked
 
 START = DesiredState(version=1, pools=(
@@ -40,14 +40,14 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Build]:
 
 
 @pytest.fixture(scope="module")
-def standing(build: Build) -> House:
+def standing(build: Build) -> RouterHarness:
     made = build(decode=3)
     made.wait_ready()
     return made
 
 
 @pytest.fixture
-def house(standing: House) -> House:
+def house(standing: RouterHarness) -> RouterHarness:
     """The desired state is START."""
     write(standing, START)
     standing.keys.kept.clear()
@@ -55,7 +55,7 @@ def house(standing: House) -> House:
     return standing
 
 
-def write(house: House, state: DesiredState) -> None:
+def write(house: RouterHarness, state: DesiredState) -> None:
     """Write it as the next version of the desired state, as another client would."""
 
     async def run() -> None:
@@ -71,19 +71,19 @@ def write(house: House, state: DesiredState) -> None:
     asyncio.run(run())
 
 
-def on(house: House, *arguments: str, out: Path | None = None) -> Terminal:
+def on(house: RouterHarness, *arguments: str, out: Path | None = None) -> Terminal:
     where = ("--endpoint", house.admin_url, "--admin-key-file", house.config.admin_key_file)
     return Terminal(*arguments, *where, out=out)
 
 
-def wanted(house: House) -> dict[str, Any]:
+def wanted(house: RouterHarness) -> dict[str, Any]:
     headers = {"authorization": f"Bearer {ADMIN_KEY}"}
     answer = httpx.get(f"{house.admin_url}/admin/v1/desired", headers=headers).json()
     found: dict[str, Any] = answer["desired"]
     return found
 
 
-def decoders(house: House) -> int:
+def decoders(house: RouterHarness) -> int:
     return next(int(pool["count"]) for pool in wanted(house)["pools"] if pool["name"] == "decode")
 
 
@@ -91,7 +91,7 @@ def decoders(house: House) -> int:
 
 
 @pytest.mark.parametrize("answer", ["y", "Yes"])
-def test_a_change_is_shown_agreed_to_and_made(house: House, answer: str) -> None:
+def test_a_change_is_shown_agreed_to_and_made(house: RouterHarness, answer: str) -> None:
     with on(house, *MORE) as terminal:
         terminal.wait_for(PROMPT)
         shown = terminal.shown
@@ -110,7 +110,7 @@ def test_a_change_is_shown_agreed_to_and_made(house: House, answer: str) -> None
 @pytest.mark.parametrize(
     ("keys", "code"), [("n\n", 1), ("\n", 1), ("No\n", 1), (CTRL_C, Exit.INTERRUPTED), (CTRL_D, Exit.INTERRUPTED)]
 )
-def test_whoever_does_not_agree_changes_nothing(house: House, keys: str, code: int) -> None:
+def test_whoever_does_not_agree_changes_nothing(house: RouterHarness, keys: str, code: int) -> None:
     before = wanted(house)
     with on(house, *MORE) as terminal:
         terminal.wait_for(PROMPT)
@@ -120,7 +120,7 @@ def test_whoever_does_not_agree_changes_nothing(house: House, keys: str, code: i
     assert wanted(house) == before
 
 
-def test_a_question_is_no_data(house: House, tmp_path: Path) -> None:
+def test_a_question_is_no_data(house: RouterHarness, tmp_path: Path) -> None:
     """It stands on the terminal, and what the command prints is in the file to the byte."""
     out = tmp_path / "key"
     with on(house, "key", "create", "--tenant", "acme", out=out) as terminal:
@@ -138,7 +138,7 @@ def test_a_question_is_no_data(house: House, tmp_path: Path) -> None:
     assert checked(out.read_text(), "Change")["is_changed"]
 
 
-def test_the_end_of_a_cluster_is_asked_about(house: House) -> None:
+def test_the_end_of_a_cluster_is_asked_about(house: RouterHarness) -> None:
     downs = house.downs
     with on(house, "down", "--timeout", "0.1") as terminal:
         terminal.wait_for(PROMPT)
@@ -157,7 +157,7 @@ def test_the_end_of_a_cluster_is_asked_about(house: House) -> None:
 # ---- another client was faster -------------------------------------------------------------------------------------
 
 
-def test_who_agrees_too_late_is_told(house: House) -> None:
+def test_who_agrees_too_late_is_told(house: RouterHarness) -> None:
     with on(house, *MORE) as terminal:
         terminal.wait_for(PROMPT)
         write(house, replace(START, drain_deadline_s=7.0))
@@ -168,7 +168,7 @@ def test_who_agrees_too_late_is_told(house: House) -> None:
     assert wanted(house) == before
 
 
-def test_a_rollout_that_says_the_same_after_somebody_was_faster_is_written(house: House) -> None:
+def test_a_rollout_that_says_the_same_after_somebody_was_faster_is_written(house: RouterHarness) -> None:
     """The steps of rollouts change the record all the while; what was agreed to stays agreed to."""
     with on(house, "rollout", "start", "--set", "worker.chunk_tokens=256", "--no-wait") as terminal:
         terminal.wait_for(PROMPT)
@@ -181,7 +181,7 @@ def test_a_rollout_that_says_the_same_after_somebody_was_faster_is_written(house
     assert [one["phase"] for one in found["rollouts"]] == ["rolling"]
 
 
-def test_a_rollout_that_would_be_another_one_is_not_written(house: House) -> None:
+def test_a_rollout_that_would_be_another_one_is_not_written(house: RouterHarness) -> None:
     with on(house, "rollout", "start", "--set", "worker.chunk_tokens=256", "--no-wait") as terminal:
         terminal.wait_for(PROMPT)
         revised = tuple(replace(pool, revision="r2") for pool in START.pools)
@@ -193,7 +193,7 @@ def test_a_rollout_that_would_be_another_one_is_not_written(house: House) -> Non
     assert wanted(house) == before
 
 
-def test_who_waits_is_told_that_somebody_else_wants_something_else(house: House) -> None:
+def test_who_waits_is_told_that_somebody_else_wants_something_else(house: RouterHarness) -> None:
     """No controller starts the fourth worker here."""
     with on(house, "scale", "--decode", "4", "--yes") as terminal:
         terminal.wait_for("decode-3 is absent")
@@ -202,7 +202,7 @@ def test_who_waits_is_told_that_somebody_else_wants_something_else(house: House)
         assert "somebody else changed the desired state meanwhile" in terminal.shown
 
 
-def test_a_wait_that_is_over_is_no_failure_of_the_change(house: House) -> None:
+def test_a_wait_that_is_over_is_no_failure_of_the_change(house: RouterHarness) -> None:
     with on(house, "scale", "--decode", "4", "--yes", "--timeout", "0.3") as terminal:
         assert terminal.end() == Exit.TIMEOUT, terminal.shown
         assert "the cluster is not as wished after 0.3 s: decode-3 is absent" in terminal.shown.replace("\n", " ")
@@ -212,7 +212,7 @@ def test_a_wait_that_is_over_is_no_failure_of_the_change(house: House) -> None:
 # ---- what is drawn again -------------------------------------------------------------------------------------------
 
 
-def test_top_draws_again_until_ctrl_c_and_gives_the_screen_back(house: House) -> None:
+def test_top_draws_again_until_ctrl_c_and_gives_the_screen_back(house: RouterHarness) -> None:
     with on(house, "top", "--every", "0.1") as terminal:
         place = terminal.wait_for(SCREEN)
         place = terminal.wait_for("since the router started", after=place)
@@ -238,7 +238,7 @@ def test_top_outlives_a_router_that_does_not_answer(build: Build) -> None:
         assert NO_SCREEN in terminal.shown
 
 
-def test_top_is_a_document_for_programs_on_a_terminal_too(house: House, tmp_path: Path) -> None:
+def test_top_is_a_document_for_programs_on_a_terminal_too(house: RouterHarness, tmp_path: Path) -> None:
     out = tmp_path / "top"
     with on(house, "top", "-o", "json", out=out) as terminal:
         assert terminal.end() == 0, terminal.shown
@@ -246,7 +246,7 @@ def test_top_is_a_document_for_programs_on_a_terminal_too(house: House, tmp_path
     assert checked(out.read_text(), "Top")["workers"]
 
 
-def test_long_work_has_a_bar_on_the_terminal_and_none_in_the_data(house: House, tmp_path: Path) -> None:
+def test_long_work_has_a_bar_on_the_terminal_and_none_in_the_data(house: RouterHarness, tmp_path: Path) -> None:
     house.wait_ready()
     out = tmp_path / "bench"
     load = ("--rate", "10", "--requests", "20", "--prompt-tokens", "32", "--output-tokens", "4", "-o", "json")

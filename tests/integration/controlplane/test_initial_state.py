@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from tandem.controlplane.initial_state import Beginning, begin
+from tandem.controlplane.initial_state import InitialState, begin
 from tandem.core.desired import DesiredState, Pool, RolloutPhase
-from tandem.core.desired_changes import cordoned, restarted, scaled
+from tandem.core.desired_changes import cordoned, restarted, with_scale
 from tandem.core.errors import StartupError
 from tandem.core.events import EventKind
 from tandem.core.lifecycle import RoleName
@@ -25,7 +25,7 @@ from tandem.statestore.stores.desired import DesiredStateStore
 
 KEYS = Keys("c")
 PREFILL, DECODE = RoleName.PREFILL, RoleName.DECODE
-NOTHING_TO_TELL = Beginning()
+NOTHING_TO_TELL = InitialState()
 Changed = Callable[[DesiredState], DesiredState]
 
 
@@ -44,7 +44,7 @@ class Scene:
         self.redis: Any = redis
         self.store = DesiredStateStore(redis, KEYS)
 
-    async def up(self, asked: DesiredState | None = None, *, as_configured: bool = False) -> Beginning:
+    async def up(self, asked: DesiredState | None = None, *, as_configured: bool = False) -> InitialState:
         wanted = asked or configured()
         return await begin(self.store, lambda version: replace(wanted, version=version), as_configured=as_configured)
 
@@ -79,7 +79,7 @@ def play(tmp_path: Path) -> Iterator[Callable[..., None]]:
 
 
 def to_two(state: DesiredState) -> DesiredState:
-    return scaled(state, {PREFILL: 2}, {})
+    return with_scale(state, {PREFILL: 2}, {})
 
 
 def half_rolled_out(state: DesiredState) -> DesiredState:
@@ -156,7 +156,7 @@ def test_another_configuration_wins_and_what_it_replaced_is_told(
         assert told in found.reason
         assert "another configuration was given" in found.reason
         assert await scene.state() == replace(other, version=3)
-        await scene.change(lambda state: scaled(state, {DECODE: 2}, {}))
+        await scene.change(lambda state: with_scale(state, {DECODE: 2}, {}))
         assert (await scene.up(other)).is_continued, "from here on it is what was configured"
         assert not (await scene.up()).is_continued
 
@@ -168,10 +168,10 @@ def test_a_configuration_that_asks_for_what_was_scaled_to_is_the_configuration_f
 ) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.up()
-        await scene.change(lambda state: scaled(state, {DECODE: 2}, {}))
+        await scene.change(lambda state: with_scale(state, {DECODE: 2}, {}))
         assert await scene.up(configured(decode=2)) == NOTHING_TO_TELL
         assert (await scene.state()).version == 2
-        await scene.change(lambda state: scaled(state, {DECODE: 3}, {}))
+        await scene.change(lambda state: with_scale(state, {DECODE: 3}, {}))
         assert (await scene.up(configured(decode=2))).is_continued
 
     play(scenario)

@@ -12,7 +12,7 @@ import pytest
 from tandem.controlplane.kubernetes import launcher as launcher_module
 from tandem.controlplane.kubernetes.adoption import Homes
 from tandem.controlplane.kubernetes.pods import COST, LOWEST_COST, ROLE
-from tandem.core.desired_changes import cordoned, flipped, restarted, scaled
+from tandem.core.desired_changes import cordoned, restarted, with_role, with_scale
 from tandem.core.events import EventKind
 from tests.integration.controlplane.kubernetes_rig import HOMES, D, P, Scene, play
 from tests.integration.deploy.emulated import TOKEN
@@ -47,10 +47,10 @@ def test_fewer_pods_than_are_configured_are_made_more_and_pods_on_top_are_kept(a
 def test_a_scale_adds_pods_and_takes_away_those_that_were_drained(account: Path) -> None:
     async def scene(seen: Scene) -> None:
         await seen.settled(1, 3)
-        await seen.record.wish(lambda state: scaled(state, {D: 5}, {}))
+        await seen.record.wish(lambda state: with_scale(state, {D: 5}, {}))
         await seen.settled(1, 5)
         before = seen.members()
-        await seen.record.wish(lambda state: scaled(state, {D: 2}, {}))
+        await seen.record.wish(lambda state: with_scale(state, {D: 2}, {}))
         victims = before - seen.members()
         await seen.settled(1, 2)
         assert set(seen.cluster.ended) == victims, "those who were chosen left, and nobody else"
@@ -64,7 +64,7 @@ def test_a_scale_adds_pods_and_takes_away_those_that_were_drained(account: Path)
 def test_only_a_victim_is_marked_as_the_cheapest(account: Path) -> None:
     async def scene(seen: Scene) -> None:
         await seen.settled(1, 3)
-        await seen.record.wish(lambda state: scaled(state, {D: 2}, {}))
+        await seen.record.wish(lambda state: with_scale(state, {D: 2}, {}))
         await seen.settled(1, 2)
 
     found = play(account, scene)
@@ -78,13 +78,13 @@ def test_a_flip_needs_no_other_pod_and_the_label_follows(account: Path) -> None:
         await seen.settled(1, 3)
         worker = sorted(seen.members())[0]
         pods = set(seen.cluster.live())
-        await seen.record.wish(lambda state: flipped(state, worker, P))
+        await seen.record.wish(lambda state: with_role(state, worker, P))
         await seen.settled(2, 2)
         assert set(seen.cluster.live()) == pods
         await wait_for_async(lambda: seen.cluster.pods[worker]["metadata"]["labels"][ROLE] == "prefill")
         # It is scaled away: that is the scale of the Deployment that it came from.
         await seen.record.wish(lambda state: cordoned(state, worker, is_cordoned=True))
-        await seen.record.wish(lambda state: scaled(state, {P: 1}, {}))
+        await seen.record.wish(lambda state: with_scale(state, {P: 1}, {}))
         await seen.settled(1, 2)
         assert seen.cluster.ended == [worker]
         assert seen.cluster.deployments[DECODE]["replicas"] == 2
@@ -140,7 +140,7 @@ def test_the_api_may_be_away_and_what_was_wished_meanwhile_is_done_then(account:
         await seen.settled(1, 3)
         seen.cluster.is_away = True
         before = seen.members()
-        await seen.record.wish(lambda state: scaled(state, {D: 2}, {}))
+        await seen.record.wish(lambda state: with_scale(state, {D: 2}, {}))
         (victim,) = before - seen.members()
         await wait_for_async(lambda: seen.kubelet.workers[victim].was_drained)
         lost = sorted(seen.members())[0]
@@ -160,7 +160,7 @@ def test_a_pod_that_is_ended_while_another_is_to_leave_does_not_keep_that_one(ac
     async def scene(seen: Scene) -> None:
         await seen.settled(1, 3)
         before = seen.members()
-        await seen.record.wish(lambda state: scaled(state, {D: 2}, {}))
+        await seen.record.wish(lambda state: with_scale(state, {D: 2}, {}))
         (victim,) = before - seen.members()
         await wait_for_async(lambda: _is_marked(seen, victim))
         other = sorted(seen.members())[0]
@@ -175,10 +175,10 @@ def test_a_pod_that_has_not_started_is_nobody_s_worker_yet(account: Path) -> Non
     async def scene(seen: Scene) -> None:
         await seen.settled(1, 3)
         seen.kubelet.slow = {f"{DECODE}-7d9f-{number:05d}" for number in range(100)}
-        await seen.record.wish(lambda state: scaled(state, {D: 4}, {}))
+        await seen.record.wish(lambda state: with_scale(state, {D: 4}, {}))
         await wait_for_async(lambda: len(seen.cluster.live(DECODE)) == 4)
         assert len([name for name in seen.members() if name.startswith(DECODE)]) == 3
-        await seen.record.wish(lambda state: scaled(state, {D: 3}, {}))
+        await seen.record.wish(lambda state: with_scale(state, {D: 3}, {}))
         await seen.settled(1, 3)
         assert len(seen.cluster.ended) == 1, "what was asked for and has not come is taken back"
 
@@ -189,7 +189,7 @@ def test_of_two_controllers_one_wins_each_time_and_nobody_is_lost(account: Path)
     async def scene(seen: Scene) -> None:
         await seen.settled(1, 3)
         for count in (5, 2, 4, 1):
-            await seen.record.wish(partial(scaled, counts={D: count}, loads={}))
+            await seen.record.wish(partial(with_scale, counts={D: count}, loads={}))
             await seen.settled(1, count)
 
     found = play(account, scene, controllers=2)
@@ -200,7 +200,7 @@ def test_of_two_controllers_one_wins_each_time_and_nobody_is_lost(account: Path)
 def test_controllers_that_die_all_the_while_get_there_too(account: Path) -> None:
     async def scene(seen: Scene) -> None:
         for count in (5, 2, 4, 1):
-            await seen.record.wish(partial(scaled, counts={D: count}, loads={}))
+            await seen.record.wish(partial(with_scale, counts={D: count}, loads={}))
             for patience_s in (0.05, 0.1, 0.2, 0.4, 0.8, 60.0):
                 one = await seen.begin()
                 settled = asyncio.create_task(seen.settled(1, count))
@@ -220,7 +220,7 @@ def test_a_pool_of_an_autoscaler_is_never_scaled_from_here(account: Path) -> Non
         await seen.settled(1, 3)
         seen.cluster.scale_by_hand(DECODE, 4)
         await seen.settled(1, 4)
-        await seen.record.wish(lambda state: scaled(state, {D: 1, P: 2}, {}, may_flip=False))
+        await seen.record.wish(lambda state: with_scale(state, {D: 1, P: 2}, {}, may_flip=False))
         await seen.settled(2, 4)
 
     found = play(account, scene, homes=homes)

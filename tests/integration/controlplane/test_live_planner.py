@@ -20,9 +20,9 @@ from tandem.controlplane.planner.planner import Planner
 from tandem.controlplane.planner.records import Rates, Rules
 from tandem.core.clock import ManualClock
 from tandem.core.config import PlannerMode, PlannerSection, SloSection
-from tandem.core.demand import Asked, Demand, WorkerSeen
+from tandem.core.demand import Demand, DemandSample, WorkerSeen
 from tandem.core.desired import DesiredState, Pool, roles_of
-from tandem.core.desired_changes import cordoned, flipped
+from tandem.core.desired_changes import cordoned, with_role
 from tandem.core.errors import UnavailableError
 from tandem.core.events import ClusterEvent, EventKind
 from tandem.core.ids import RouterId, WorkerId
@@ -43,7 +43,8 @@ START_S, STEP_S = 1000.0, 15.0
 KV_TOKEN_BYTES = 100_000
 BUSY = {"decode-0": 5, "decode-1": 1, "decode-2": 3}
 PROMPTS = tuple(
-    Asked(age_s=60.0 - n / 1.5, prompt_tokens=2000, output_tokens=20, has_ended=True, slo="chat") for n in range(90)
+    DemandSample(age_s=60.0 - n / 1.5, prompt_tokens=2000, output_tokens=20, has_ended=True, slo="chat")
+    for n in range(90)
 )
 """1.5 prompts a second of a second each: one prefill worker is not enough."""
 
@@ -337,10 +338,10 @@ def test_an_operator_who_flips_back_is_advised_again(play: Callable[..., None]) 
     async def scenario(scene: Scene) -> None:
         planner = scene.planner(ADVISE)
         await scene.look_until(planner, EventKind.PLAN_ADVISED)
-        await scene.write(flipped(await scene.state(), "decode-0", PREFILL))
+        await scene.write(with_role(await scene.state(), "decode-0", PREFILL))
         scene.shown = await scene.state()
         await scene.look(planner, 3)
-        await scene.write(flipped(await scene.state(), "decode-0", DECODE))
+        await scene.write(with_role(await scene.state(), "decode-0", DECODE))
         scene.shown = await scene.state()
         await scene.look_until(planner, EventKind.PLAN_ADVISED)
         assert len(await scene.events(EventKind.PLAN_ADVISED)) == 2

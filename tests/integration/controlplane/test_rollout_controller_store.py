@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tandem.controlplane.reconcile import Life, Seen
+from tandem.controlplane.reconcile import ObservedPhase, ObservedWorker
 from tandem.controlplane.rollout_controller import Rolling
 from tandem.core.desired import DesiredState
 from tandem.core.errors import UnavailableError
@@ -26,7 +26,13 @@ from tests.unit.controlplane.world import wanted
 KEYS = Keys("c")
 FIRST = replace(started(wanted(prefill=1, decode=1), name="r2"), version=1)
 SEEN = [
-    Seen(worker_id=member.worker_id, model="m", role=member.role, life=Life.READY, revision=FIRST.revision_of(member))
+    ObservedWorker(
+        worker_id=member.worker_id,
+        model="m",
+        role=member.role,
+        life=ObservedPhase.READY,
+        revision=FIRST.revision_of(member),
+    )
     for member in FIRST.members
 ]
 COME = "m: to r2: prefill-1, decode-1 to come"

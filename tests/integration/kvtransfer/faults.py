@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from tandem.kvtransfer.frame import Frame, Reply
+from tandem.kvtransfer.frame import Frame, FrameReply
 from tandem.kvtransfer.ticket import Endpoint
 from tandem.kvtransfer.transports.base import Link
 from tandem.kvtransfer.transports.tcp_socket import join_address, split_address
@@ -43,7 +43,7 @@ class FaultyLink:
                 room[:] = data
                 self._link.commit(changed, room)
 
-    def replies(self) -> Iterator[Reply]:
+    def replies(self) -> Iterator[FrameReply]:
         return self._link.replies()
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, Rank, TransferId
 from tandem.core.secret import ClusterSecret
-from tandem.kvtransfer.frame import Frame, FrameKind, Reply, ReplyKind
+from tandem.kvtransfer.frame import Frame, FrameKind, FrameReply, ReplyKind
 from tandem.kvtransfer.ticket import Endpoint
 from tandem.kvtransfer.transports import grpc as over_grpc
 from tandem.kvtransfer.transports import tcp as over_tcp
@@ -31,7 +31,7 @@ class Raw:
 
     def __init__(self, link: Link, transport: str) -> None:
         self.link, self._transport = link, transport
-        self._replies: Iterator[Reply] = link.replies()
+        self._replies: Iterator[FrameReply] = link.replies()
 
     def send(self, frame: Frame, payload: bytes | None = None) -> None:
         if payload is None:
@@ -52,11 +52,11 @@ class Raw:
             prelude = over_tcp.PRELUDE.pack(over_tcp.MAGIC, len(head), len(head) ^ 0xFFFFFFFF)
             link._lanes[0].connection.sendall(prelude + head + payload)
         elif self._transport == "grpc":
-            link._outbox.put(over_grpc.Part(head, payload))
+            link._outbox.put(over_grpc.FramePart(head, payload))
         else:
             link._control.send(head + payload)
 
-    def told(self) -> list[Reply]:
+    def told(self) -> list[FrameReply]:
         """All replies up to now. Raises LinkClosedError, with the receiver's last reason."""
         self.send(
             Frame(

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tandem.core.ids import BlockId, GroupId
-from tandem.kvtransfer.events import Failed, SendFailed, Sent, Verified
+from tandem.kvtransfer.events import Failed, SendCompleted, SendFailed, Verified
 from tandem.kvtransfer.transports import acceptor as acceptor_module
 from tandem.kvtransfer.transports.acceptor import Acceptor
 from tandem.kvtransfer.transports.base import LinkClosedError
@@ -166,7 +166,7 @@ def test_a_link_without_a_thread_to_be_had_is_given_back(
     sender.push(ticket.transfer, GroupId(0), blocks, blocks, range(4))
     sender.finish(ticket.transfer)
     assert isinstance(target.event(), Verified)
-    assert isinstance(source.event(), Sent)
+    assert isinstance(source.event(), SendCompleted)
     rig.close()  # with nothing that was never begun
 
 

@@ -11,7 +11,7 @@ import pytest
 from tandem.core.errors import ConfigError, StartupError
 from tandem.core.ids import BlockId, GroupId
 from tandem.kvtransfer import receiver
-from tandem.kvtransfer.events import SendFailed, Sent
+from tandem.kvtransfer.events import SendCompleted, SendFailed
 from tandem.kvtransfer.transports.base import UnavailableTransportError
 from tandem.kvtransfer.transports.registry import TRANSPORTS
 
@@ -32,7 +32,7 @@ def transfer(rig: Any, sender: Any, receiver: Any, source: Any, endpoints: Any) 
 def test_shared_memory_is_taken_on_the_same_host(any_rig: Any) -> None:
     source, target = any_rig.side(seed=1), any_rig.side()
     receiver, sender = any_rig.receiver(target, transports=BOTH), any_rig.sender(source, preference="auto")
-    assert isinstance(transfer(any_rig, sender, receiver, source, receiver.endpoints()), Sent)
+    assert isinstance(transfer(any_rig, sender, receiver, source, receiver.endpoints()), SendCompleted)
     (link,) = sender.links()
     assert (link.transport, link.reason, link.worker, link.rank) == ("shm", "same host", "d0", 0)
 
@@ -41,7 +41,7 @@ def test_grpc_is_taken_from_another_host(any_rig: Any) -> None:
     source, target = any_rig.side(seed=1), any_rig.side()
     receiver, sender = any_rig.receiver(target, transports=BOTH), any_rig.sender(source, preference="auto")
     elsewhere = [replace(e, host="another:1") for e in receiver.endpoints()]
-    assert isinstance(transfer(any_rig, sender, receiver, source, elsewhere), Sent)
+    assert isinstance(transfer(any_rig, sender, receiver, source, elsewhere), SendCompleted)
     (link,) = sender.links()
     assert (link.transport, link.reason) == ("grpc", "another host")
 
@@ -53,7 +53,7 @@ def test_grpc_is_the_fallback_where_the_socket_cannot_be_reached(
     receiver, sender = any_rig.receiver(target, transports=BOTH), any_rig.sender(source, preference="auto")
     missing = str(tmp_path / "in-another-container.sock")
     endpoints = [replace(e, address=missing) if e.transport == "shm" else e for e in receiver.endpoints()]
-    assert isinstance(transfer(any_rig, sender, receiver, source, endpoints), Sent)
+    assert isinstance(transfer(any_rig, sender, receiver, source, endpoints), SendCompleted)
     (link,) = sender.links()
     assert link.transport == "grpc"
     assert "shm failed" in link.reason
@@ -74,7 +74,7 @@ def test_a_long_runtime_directory_gets_an_abstract_socket(any_rig: Any, tmp_path
     source, target = any_rig.side(seed=1), any_rig.side()
     receiver, sender = any_rig.receiver(target, runtime_dir=deep), any_rig.sender(source)
     assert receiver.endpoints()[0].address.startswith("@tandem-")
-    assert isinstance(transfer(any_rig, sender, receiver, source, receiver.endpoints()), Sent)
+    assert isinstance(transfer(any_rig, sender, receiver, source, receiver.endpoints()), SendCompleted)
 
 
 def test_a_socket_file_is_private_and_goes_with_its_receiver(any_rig: Any) -> None:

@@ -17,9 +17,9 @@ import pytest
 
 from tandem.core.clock import MonotonicClock
 from tandem.core.ids import Attempt, BlockId, GroupId, Rank, TransferId, WorkerId
-from tandem.kvtransfer.events import Failed, Quiesced, SendFailed, Sent, Verified
+from tandem.kvtransfer.events import Failed, Quiesced, SendCompleted, SendFailed, Verified
 from tandem.kvtransfer.frame import Frame, FrameKind, ReplyKind, encode
-from tandem.kvtransfer.receiver_core import Intake
+from tandem.kvtransfer.receiver_core import ReceiverCore
 from tandem.kvtransfer.ticket import Ticket
 from tandem.kvtransfer.transports import collective, collective_listener, communicator
 from tandem.kvtransfer.transports.base import LinkClosedError, Peer
@@ -46,7 +46,7 @@ def rig(any_rig: Any) -> Any:
 @contextlib.contextmanager
 def served_deaf(rig: Any, pair: Pair, patience_s: float) -> Iterator[None]:
     """Serve a connection with a sender that reads nothing any more; wait for its end."""
-    intake = Intake(
+    intake = ReceiverCore(
         incarnation=rig.RECEIVER, rank=Rank(0), pools=rig.side().pools, on_event=lambda _: None, clock=MonotonicClock()
     )
     peer = Peer(worker=WorkerId("p0"), incarnation=rig.SENDER, rank=Rank(0), host="h")
@@ -323,7 +323,7 @@ def test_links_come_and_go_without_a_trace(rig: Any, wait_until: WaitUntil) -> N
         if number % 3:
             sender.push(ticket.transfer, G0, ids([2]), ids([1]), range(4))
             sender.finish(ticket.transfer)
-            assert isinstance(source.event(), Sent)
+            assert isinstance(source.event(), SendCompleted)
             assert isinstance(target.event(), Verified)
             sender.close()
         else:

@@ -18,9 +18,9 @@ from tandem.core.ids import BlockId, GroupId, Rank, WorkerId
 from tandem.core.kv_layout import KVLayout
 from tandem.kernels.payload_checksum import payload_checksum
 from tandem.kvtransfer import frame_checks
-from tandem.kvtransfer.events import Failed, Quiesced, SendFailed, Sent, Verified
+from tandem.kvtransfer.events import Failed, Quiesced, SendCompleted, SendFailed, Verified
 from tandem.kvtransfer.frame import Checksum, encode
-from tandem.kvtransfer.probed_connection import PINGS, Line
+from tandem.kvtransfer.probed_connection import PINGS, ProbedConnection
 from tandem.kvtransfer.transports.base import LinkClosedError, Peer
 from tandem.kvtransfer.transports.device_memory import HostMemory
 from tandem.kvtransfer.transports.ipc import MAX_IPC_PAYLOAD_BYTES, PRELUDE, IpcLink
@@ -69,7 +69,7 @@ def test_payloads_do_not_leave_the_device(rig: Rig) -> None:
     source, target, sender, _receiver, ticket = begin(rig, 64)
     push(sender, ticket, 64)
     assert isinstance(target.event(), Verified)
-    assert isinstance(source.event(), Sent)
+    assert isinstance(source.event(), SendCompleted)
     assert target.image() == source.image()
     frames = -(-64 * rig.DENSE.block_bytes() // link_of(sender).max_payload_bytes)
     assert source.pools[G0].gathered == target.pools[G0].scattered == frames
@@ -193,7 +193,7 @@ def test_pools_in_host_memory_and_codecs_go_the_long_way(
     source, target, sender, receiver, ticket = begin(rig, source=source, target=target, codec=codec)
     push(sender, ticket)
     assert isinstance(target.event(), Verified)
-    assert isinstance(source.event(), Sent)
+    assert isinstance(source.event(), SendCompleted)
     if not codec:
         assert [target.block(0, b) for b in range(8)] == [source.block(0, b) for b in range(8)]
     assert any(target.block(0, 7))
@@ -221,7 +221,7 @@ def test_tokens_are_cut_into_the_receiver_s_blocks_on_the_device(rig: Rig) -> No
 def test_it_is_measured_without_a_way_over_the_host(rig: Rig) -> None:
     receiver = rig.receiver(rig.side())
     link: Any = rig.dial(receiver.endpoints()[0]).link
-    line = Line(link, on_reply=lambda _: None, on_end=lambda *_: None, clock=MonotonicClock())
+    line = ProbedConnection(link, on_reply=lambda _: None, on_end=lambda *_: None, clock=MonotonicClock())
     line.start()
     measured = line.measure(Rank(0))
     assert measured.bytes_per_s > 0

@@ -15,10 +15,10 @@ from tandem.core.clock import MonotonicClock
 from tandem.core.ids import BlockId, GroupId, Incarnation, Rank
 from tandem.core.link_speed import LinkSpeed
 from tandem.core.secret import ClusterSecret
-from tandem.kvtransfer.events import Sent, Verified
+from tandem.kvtransfer.events import SendCompleted, Verified
 from tandem.kvtransfer.host_id import host_id
 from tandem.kvtransfer.link_speeds import LinkSpeeds
-from tandem.kvtransfer.receiver_core import Intake
+from tandem.kvtransfer.receiver_core import ReceiverCore
 from tandem.kvtransfer.ticket import Endpoint
 from tandem.kvtransfer.transports.shm_listener import ShmListener
 from tests.integration.kvtransfer.faults import Proxy
@@ -65,7 +65,7 @@ def transfer(rig: Any, sender: Any, receiver: Any, source: Any, target: Any, end
     sender.finish(ticket.transfer)
     assert isinstance(target.event(), Verified)
     event = source.event()
-    assert isinstance(event, Sent), event
+    assert isinstance(event, SendCompleted), event
     receiver.admit(ticket.transfer)
     return ticket
 
@@ -106,7 +106,7 @@ def test_measuring_fails_no_transfer_that_was_promised_before_it(any_rig: Any, s
         sender.push(ticket.transfer, G0, ids(range(1)), tuple(ticket.groups[0].blocks), range(4))
         sender.finish(ticket.transfer)
         assert isinstance(target.event(), Verified)
-        assert isinstance(source.event(), Sent)
+        assert isinstance(source.event(), SendCompleted)
 
 
 def test_a_receiver_that_refuses_shm_is_reached_over_tcp_with_a_warning(
@@ -114,7 +114,7 @@ def test_a_receiver_that_refuses_shm_is_reached_over_tcp_with_a_warning(
 ) -> None:
     source, target = any_rig.side(seed=1), any_rig.side()
     receiver = any_rig.receiver(target, transports=ALL)
-    intake = Intake(
+    intake = ReceiverCore(
         incarnation=Incarnation(22), rank=Rank(0), pools=target.pools, on_event=target.events.put,
         clock=MonotonicClock(),
     )  # fmt: skip
@@ -196,7 +196,7 @@ def test_a_link_that_slowed_down_is_measured_again_and_new_transfers_move(
     sender.push(half.transfer, G0, ids(range(41, 42)), ids(range(41, 42)), range(4))
     sender.finish(half.transfer)
     assert isinstance(target.event(), Verified)
-    assert isinstance(source.event(), Sent)
+    assert isinstance(source.event(), SendCompleted)
     assert [target.block(0, b) for b in (40, 41)] == [source.block(0, b) for b in (40, 41)]
     assert [link.transport for link in sender.links()] == ["grpc"]
     (moved,) = sender.links()

@@ -13,7 +13,7 @@ from tandem.core.ids import BlockId, GroupId
 from tandem.kvtransfer.events import Failed, Quiesced, SendFailed
 from tandem.kvtransfer.link_speeds import LinkSpeeds
 from tandem.kvtransfer.peer_link import PeerLink
-from tandem.kvtransfer.probed_connection import Line
+from tandem.kvtransfer.probed_connection import ProbedConnection
 from tandem.kvtransfer.ticket import Ticket
 from tandem.kvtransfer.transports import dialer
 from tandem.kvtransfer.transports.base import Link
@@ -63,11 +63,11 @@ def test_a_link_for_which_there_is_no_thread_is_given_back(
         monkeypatch.setattr(link, "release", release)
         return link
 
-    def start(_line: Line) -> None:
+    def start(_line: ProbedConnection) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(dialer, "TRANSPORTS", {"shm": replace(find("shm"), dial=dial)})
-    monkeypatch.setattr(Line, "start", start)
+    monkeypatch.setattr(ProbedConnection, "start", start)
     rig = Rig("shm", tmp_path)
     try:
         source, target = rig.side(seed=1), rig.side()

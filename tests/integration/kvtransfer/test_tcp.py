@@ -15,7 +15,7 @@ import pytest
 
 from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, Rank, TransferId, WorkerId
 from tandem.core.secret import NONCE_BYTES
-from tandem.kvtransfer.events import Failed, SendFailed, Sent
+from tandem.kvtransfer.events import Failed, SendCompleted, SendFailed
 from tandem.kvtransfer.frame import Frame, FrameKind, encode
 from tandem.kvtransfer.transports import tcp_listener, tcp_socket
 from tandem.kvtransfer.transports.base import Peer
@@ -53,7 +53,7 @@ def test_ipv6(tcp_rig: Rig) -> None:
         pytest.skip("no IPv6 here")
     assert receiver.endpoints()[0].address.startswith("[::1]:")
     push(tcp_rig, tcp_rig.sender(source), receiver)
-    assert isinstance(source.event(), Sent)
+    assert isinstance(source.event(), SendCompleted)
 
 
 @pytest.mark.parametrize("words", [b"", b"\x01", b"\xff\xff" + bytes(100), b"\x50\x00" + b"x" * 80])
@@ -68,7 +68,7 @@ def test_a_stranger_is_shown_out_in_time(tcp_rig: Rig, words: bytes, monkeypatch
             assert stranger.recv(100) == b""
     monkeypatch.undo()
     push(tcp_rig, sender, receiver)
-    assert isinstance(source.event(), Sent)
+    assert isinstance(source.event(), SendCompleted)
 
 
 @pytest.mark.parametrize("number", range(2))

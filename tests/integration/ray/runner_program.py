@@ -9,8 +9,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from tandem.controlplane.ray.messages import Charge, from_json
-from tandem.controlplane.ray.runner import Runner
+from tandem.controlplane.ray.messages import PlacedOrder, from_json
+from tandem.controlplane.ray.runner import RayWorkerRunner
 from tools.waiting import wait_for
 
 IP = "10.0.0.2"
@@ -29,22 +29,22 @@ class Clock:
 
 def main() -> None:
     clock = Clock()
-    runner = Runner(ip=IP, orphan_s=float(sys.argv[1]), now_s=clock.now_s)
+    runner = RayWorkerRunner(ip=IP, orphan_s=float(sys.argv[1]), now_s=clock.now_s)
     for line in sys.stdin:
         print(json.dumps(obey(json.loads(line), runner, clock)), flush=True)
 
 
-def begin(runner: Runner, charge: Charge, reports: int) -> None:
+def begin(runner: RayWorkerRunner, charge: PlacedOrder, reports: int) -> None:
     """A call, in a thread that ends with it; not before the worker has made so many reports."""
     runner.begin(charge, b"secret")
     if reports:
         runner.listen(reports - 1, 20.0)
 
 
-def obey(told: list[Any], runner: Runner, clock: Clock) -> Any:
+def obey(told: list[Any], runner: RayWorkerRunner, clock: Clock) -> Any:
     match told:
         case ["begin", charge, reports]:
-            call = threading.Thread(target=begin, args=(runner, from_json(charge, Charge), reports))
+            call = threading.Thread(target=begin, args=(runner, from_json(charge, PlacedOrder), reports))
             call.start()
             call.join()
             wait_for(lambda: not Path(f"/proc/self/task/{call.native_id}").exists())

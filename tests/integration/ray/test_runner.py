@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tandem.controlplane.bundled import NAME, bundled_model
-from tandem.controlplane.ray.messages import Charge, Order, to_json
+from tandem.controlplane.ray.messages import Order, PlacedOrder, to_json
 from tandem.controlplane.ray.placement import ORPHAN_S
 from tests.unit.controlplane.ray.orders_rig import ORDER
 from tools.fake_gpus import FakeGpus
@@ -57,7 +57,7 @@ class RunnerProcess:
         assert answer, f"it does not answer to {words}"
         return json.loads(answer)
 
-    def begin(self, charge: Charge, *, reports: int = 0) -> None:
+    def begin(self, charge: PlacedOrder, *, reports: int = 0) -> None:
         """In a thread that is gone when this returns; not before so many reports were made."""
         self.tell("begin", to_json(charge), reports)
 
@@ -94,11 +94,11 @@ def runner(tmp_path: Path, gpus: FakeGpus) -> Iterator[RunnerProcess]:
         runner.process.communicate()
 
 
-def charge(*, model_dir: str = "/tmp", redis_url: str = "redis://127.0.0.1:1") -> Charge:
+def charge(*, model_dir: str = "/tmp", redis_url: str = "redis://127.0.0.1:1") -> PlacedOrder:
     """One of this machine's controller."""
     config = dataclasses.replace(ORDER.config, model_dir=model_dir, redis_url=redis_url)
     order = Order(config=config, threads=1, arguments=(str(HERE / "placed_worker.py"),))
-    return Charge(order=order, controller_ip=IP)
+    return PlacedOrder(order=order, controller_ip=IP)
 
 
 def test_a_worker_outlives_the_call_that_asked_for_it(runner: RunnerProcess) -> None:
@@ -176,7 +176,7 @@ def test_the_bundled_model_is_found_wherever_it_is(runner: RunnerProcess) -> Non
     assert runner.ready()["model_dir"] == str(bundled_model())
 
 
-def held(gpus: FakeGpus, wait_s: float) -> tuple[Charge, str]:
+def held(gpus: FakeGpus, wait_s: float) -> tuple[PlacedOrder, str]:
     """A charge for a GPU that another process holds, and the message about it."""
     holds = gpus.hold(1, 61440, 7)
     return dataclasses.replace(charge(), gpus=("0", "1"), gpu_wait_s=wait_s), f"on {IP}, {holds}"

@@ -13,7 +13,7 @@ from tandem.core.api_keys import ApiKey, Scope
 from tandem.core.config import Anonymous, RouterConfig, RouterSection, ServedModel, StoreSection
 from tandem.core.secret import ClusterSecret
 from tandem.statestore.embedded_redis import PrivateRedis
-from tests.integration.router.house import ADMIN_KEY, MODEL, Build, House, builder
+from tests.integration.router.house import ADMIN_KEY, MODEL, Build, RouterHarness, builder
 from tests.integration.router.scripted_worker import Script
 from tools.waiting import wait_for
 
@@ -30,7 +30,7 @@ def build(tmp_path: Path) -> Iterator[Build]:
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RouterHarness]:
     """A test router with one pair, for tests that leave it as they found it."""
     with builder(tmp_path_factory.mktemp("router")) as make:
         house = make()
@@ -46,7 +46,7 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateRedis]:
 
 
 @pytest.fixture(scope="module")
-def keeping(tmp_path_factory: pytest.TempPathFactory, redis: PrivateRedis) -> Iterator[House]:
+def keeping(tmp_path_factory: pytest.TempPathFactory, redis: PrivateRedis) -> Iterator[RouterHarness]:
     """A test router with one pair that stores clients' responses, files and batches."""
     store = StoreSection(dir=str(tmp_path_factory.mktemp("files")), max_file_bytes=1_000_000, max_batch_requests=200)
     with builder(tmp_path_factory.mktemp("router")) as make:
@@ -56,7 +56,7 @@ def keeping(tmp_path_factory: pytest.TempPathFactory, redis: PrivateRedis) -> It
 
 
 @pytest.fixture
-def slow(build: Build, redis: PrivateRedis, tmp_path: Path) -> House:
+def slow(build: Build, redis: PrivateRedis, tmp_path: Path) -> RouterHarness:
     """Answers take their time. All clients are let in; the tenant "other" has a key."""
     store = StoreSection(dir=str(tmp_path / "files"), batch_requests_at_once=4)
     house = build(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tandem.core.config import StoreSection
 from tandem.core.memory import return_large_buffers
-from tests.integration.router.house import House, builder
+from tests.integration.router.house import RouterHarness, builder
 from tests.plugins.costs import measured
 
 
@@ -33,7 +33,7 @@ def main() -> None:
             print(json.dumps(said), flush=True)
 
 
-def post(house: House, path: str, body: bytes) -> int:
+def post(house: RouterHarness, path: str, body: bytes) -> int:
     """The status; by a plain socket, which costs this process next to nothing."""
     head = (
         f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"

@@ -27,7 +27,7 @@ from tandem.core.config import (
 from tandem.core.ids import Incarnation, WorkerId, new_incarnation
 from tandem.core.lifecycle import RoleName
 from tandem.core.secret import ClusterSecret
-from tandem.router.server.main import Router, Surroundings
+from tandem.router.server.main import Dependencies, Router
 from tandem.router.server.storage import open_storage
 from tandem.statestore.connection import connect
 from tandem.statestore.keys import Keys
@@ -104,7 +104,7 @@ class ListedKeys:
 
 
 @dataclass
-class House:
+class RouterHarness:
     """A router and its workers in a thread of their own; tests talk to it as clients do."""
 
     config: RouterConfig
@@ -207,7 +207,7 @@ class House:
         async def on_down() -> None:
             self.downs += 1
 
-        surroundings = Surroundings(directory=self.directory, index=None, on_down=on_down, keys=self.keys)
+        surroundings = Dependencies(directory=self.directory, index=None, on_down=on_down, keys=self.keys)
         redis = await connect(self.config.redis_url) if self.config.redis_url else None
         if redis is not None:  # then clients can leave things with it
             storage = open_storage(redis, Keys(self.config.cluster), self.config.store)
@@ -228,12 +228,12 @@ class House:
                 await worker.stop()
 
 
-Build = Callable[..., House]
+Build = Callable[..., RouterHarness]
 
 
 @contextmanager
 def builder(folder: Path) -> Iterator[Build]:
-    houses: list[House] = []
+    houses: list[RouterHarness] = []
 
     def make(
         prefill: int = 1,
@@ -251,7 +251,7 @@ def builder(folder: Path) -> Iterator[Build]:
         models: tuple[ServedModel, ...] = (TINY,),
         tracing: TracingSection | None = None,
         **settings: Any,
-    ) -> House:
+    ) -> RouterHarness:
         secret = ClusterSecret.generate()
         secret.save(folder / "secret")
         (folder / "key").write_text(ADMIN_KEY)
@@ -274,7 +274,7 @@ def builder(folder: Path) -> Iterator[Build]:
             tracing=tracing or TracingSection(),
         )
         fabric = Fabric()
-        house = House(config, secret)
+        house = RouterHarness(config, secret)
         counts = ((RoleName.PREFILL, prefill), (RoleName.DECODE, decode), (RoleName.MIXED, mixed))
         for place, model in enumerate(models):
             for role, number in ((role, number) for role, count in counts for number in range(count)):
@@ -296,7 +296,7 @@ def builder(folder: Path) -> Iterator[Build]:
                 house.stop()
 
 
-def ask(house: House, **more: Any) -> httpx.Response:
+def ask(house: RouterHarness, **more: Any) -> httpx.Response:
     """The answer to a short greedy completion, once it is complete; `more` goes into the body."""
     body = {"model": "tiny", "prompt": "Hello", "max_tokens": 8, "temperature": 0, **more}
     return httpx.post(f"{house.url}/v1/completions", json=body, timeout=PATIENCE_S)

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from tandem.core.clock import MonotonicClock
 from tandem.router.admin.app import DESIRED_PATH, LIVE_PATH, TRACE_PATH
 from tandem.router.admin.page.chat import CHAT_PATH
-from tandem.router.admin.page.live_events import LiveDesk
+from tandem.router.admin.page.live_events import LiveEvents
 from tandem.router.admin.page.static_files import site_routes
 from tandem.router.api.servers import HttpServer, bind, port_of
 
@@ -71,7 +71,7 @@ def trace(request: str, prefill: str, decode: str, added: str) -> dict[str, Any]
 @contextlib.contextmanager
 def staged(said: Mapping[str, Any], added: str) -> Iterator[str]:
     """The address of an admin port that takes any key, with `said` in its sections."""
-    desk = LiveDesk({name: _saying(value) for name, value in said.items()}, MonotonicClock())
+    desk = LiveEvents({name: _saying(value) for name, value in said.items()}, MonotonicClock())
 
     async def stream(request: Request) -> Response:
         return desk.open()

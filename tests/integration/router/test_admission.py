@@ -21,7 +21,7 @@ from tandem.core.config import AdmissionSection, SloSection
 from tandem.router.tokenization.tokenizer import LONG_TEXT_CHARS
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
-from tests.integration.router.house import ADMIN_KEY, Build, House
+from tests.integration.router.house import ADMIN_KEY, Build, RouterHarness
 from tests.integration.router.leaving import WAYS, ask
 from tools.waiting import wait_for
 
@@ -33,12 +33,12 @@ def body(prompt: str = "Hi", **more: Any) -> dict[str, Any]:
     return {"model": "tiny", "prompt": prompt, "max_tokens": 2, **more}
 
 
-def post(house: House, headers: dict[str, str] | None = None, **more: Any) -> httpx.Response:
+def post(house: RouterHarness, headers: dict[str, str] | None = None, **more: Any) -> httpx.Response:
     return httpx.post(f"{house.url}/v1/completions", json=body(**more), headers=headers or {}, timeout=30)
 
 
 @pytest.fixture
-def busy(build: Build) -> Iterator[House]:
+def busy(build: Build) -> Iterator[RouterHarness]:
     """A router with an only prefill worker that does not go on with its first prompt."""
     house = build(admission=ONE_AT_A_TIME, slo=SLO)
     with held(house, 1) as pool:
@@ -48,7 +48,7 @@ def busy(build: Build) -> Iterator[House]:
 
 
 @contextmanager
-def held(house: House, threads: int) -> Iterator[ThreadPoolExecutor]:
+def held(house: RouterHarness, threads: int) -> Iterator[ThreadPoolExecutor]:
     """Clients in threads of their own, all of them served when this ends, and none before."""
     house.wait_ready()
     script = house.workers["prefill-0"].script
@@ -60,7 +60,7 @@ def held(house: House, threads: int) -> Iterator[ThreadPoolExecutor]:
             script.is_held = False
 
 
-def await_count(house: House, name: str, value: int) -> None:
+def await_count(house: RouterHarness, name: str, value: int) -> None:
     """Answers are counted once they have been sent."""
     wait_for(lambda: house.metric(name) == value, what=f"{name} is {value}")
 
@@ -72,7 +72,7 @@ def refusal(answer: httpx.Response) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_client_that_leaves_while_it_waits_leaves_nothing(busy: House, way: str) -> None:
+def test_a_client_that_leaves_while_it_waits_leaves_nothing(busy: RouterHarness, way: str) -> None:
     http, rpc = (f"127.0.0.1:{busy.ports[name]}" for name in ("http", "grpc"))
     leave = ask(http, rpc, way, "Hi", max_tokens=2)
     busy.wait(lambda: busy.router.admission.waiting == 1)
@@ -85,7 +85,7 @@ def test_a_client_that_leaves_while_it_waits_leaves_nothing(busy: House, way: st
 
 
 @pytest.mark.parametrize("how", ["header", "body"])
-def test_a_deadline_that_passes_while_it_waits(busy: House, how: str) -> None:
+def test_a_deadline_that_passes_while_it_waits(busy: RouterHarness, how: str) -> None:
     given: dict[str, Any] = {"headers": {"X-Request-Timeout": "0.2"}} if how == "header" else {"timeout": 0.2}
     answer = post(busy, **given)
     assert refusal(answer) == (504, "deadline_exceeded")
@@ -93,7 +93,7 @@ def test_a_deadline_that_passes_while_it_waits(busy: House, how: str) -> None:
     assert len(busy.workers["prefill-0"].submitted) == 1
 
 
-def test_what_would_come_too_late_for_its_class_is_sent_back_and_not_computed(busy: House) -> None:
+def test_what_would_come_too_late_for_its_class_is_sent_back_and_not_computed(busy: RouterHarness) -> None:
     answer = post(busy, headers={"X-SLO-Class": "chat"})
     assert refusal(answer) == (503, "overloaded")
     assert answer.headers["x-should-retry"] == "true"
@@ -116,7 +116,7 @@ def test_too_many_wait(build: Build) -> None:
     assert answer.headers["retry-after"]
 
 
-def test_the_openai_client_sees_what_it_is_told(busy: House) -> None:
+def test_the_openai_client_sees_what_it_is_told(busy: RouterHarness) -> None:
     client = openai.OpenAI(base_url=f"{busy.url}/v1", api_key="none", max_retries=0, timeout=20)
     with pytest.raises(openai.APIStatusError) as caught:
         client.completions.create(
@@ -126,14 +126,14 @@ def test_the_openai_client_sees_what_it_is_told(busy: House) -> None:
     assert caught.value.code == "overloaded"
 
 
-def generate(house: House, timeout_s: float = 20.0, **more: Any) -> list[i.GenerateResponse]:
+def generate(house: RouterHarness, timeout_s: float = 20.0, **more: Any) -> list[i.GenerateResponse]:
     request = i.GenerateRequest(model="tiny", text="Hi", **more)
     request.sampling.max_tokens = 2
     with grpc.insecure_channel(f"127.0.0.1:{house.ports['grpc']}") as channel:
         return list(i_grpc.InferenceStub(channel).Generate(request, timeout=timeout_s))
 
 
-def test_over_grpc(busy: House) -> None:
+def test_over_grpc(busy: RouterHarness) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         generate(busy, slo_class="chat")
     failure: Any = caught.value
@@ -211,7 +211,7 @@ def test_a_promise_that_is_kept_is_counted(build: Build) -> None:
     ],
 )
 def test_wishes_that_cannot_be_had(
-    shared: House, headers: dict[str, str], more: dict[str, Any], status: int, param: str
+    shared: RouterHarness, headers: dict[str, str], more: dict[str, Any], status: int, param: str
 ) -> None:
     answer = post(shared, headers, **more)
     assert answer.status_code == status
@@ -229,7 +229,7 @@ def test_a_router_that_stops_serves_those_that_wait(build: Build) -> None:
     house.stop()
 
 
-def test_the_status_says_who_waits_and_who_was_refused(busy: House) -> None:
+def test_the_status_says_who_waits_and_who_was_refused(busy: RouterHarness) -> None:
     with ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(post, busy, {"X-SLO-Class": "patient"}) for _ in range(2)]
         await_count(busy, "tandem_admission_waiting_requests", 2)
@@ -280,7 +280,7 @@ def test_a_deadline_holds_while_the_prompt_is_tokenised(build: Build) -> None:
     house = build()
     house.wait_ready()
     go_on = threading.Event()
-    thread = house.router.door.models.find("tiny").tokenizer._thread
+    thread = house.router.frontend.models.find("tiny").tokenizer._thread
     standing = thread.submit(go_on.wait, 60.0)
     try:
         answer = post(house, {"X-Request-Timeout": "0.2"}, prompt="Hi " * LONG_TEXT_CHARS)

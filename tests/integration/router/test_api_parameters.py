@@ -13,7 +13,7 @@ import pytest
 from tandem.router.tokenization.tokenizer import Tokenizer
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
-from tests.integration.router.house import MODEL, TINY, Build, House
+from tests.integration.router.house import MODEL, TINY, Build, RouterHarness
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -22,22 +22,22 @@ START = [*USER, {"role": "assistant", "content": "Once upon a"}]
 WORDS = "word " * 40
 
 
-def chat(house: House, **more: Any) -> httpx.Response:
+def chat(house: RouterHarness, **more: Any) -> httpx.Response:
     return httpx.post(house.url + CHAT, json={"model": "tiny", "messages": USER, "max_tokens": 6, **more})
 
 
-def text(house: House, **more: Any) -> httpx.Response:
+def text(house: RouterHarness, **more: Any) -> httpx.Response:
     return httpx.post(house.url + TEXT, json={"model": "tiny", "prompt": WORDS, "max_tokens": 6, **more})
 
 
-def generate(house: House, **more: Any) -> list[i.GenerateResponse]:
+def generate(house: RouterHarness, **more: Any) -> list[i.GenerateResponse]:
     with grpc.insecure_channel(f"127.0.0.1:{house.ports['grpc']}") as channel:
         sampling = i.GenerateSampling(max_tokens=6)
         request = i.GenerateRequest(model="tiny", sampling=sampling, **more)
         return list(i_grpc.InferenceStub(channel).Generate(request, timeout=15))
 
 
-def salt_of(house: House) -> bytes:
+def salt_of(house: RouterHarness) -> bytes:
     """Return the last salt of both workers, under which both computed the same hashes as the router."""
     prefill, decode = house.workers["prefill-0"], house.workers["decode-0"]
     assert not prefill.hash_mismatches
@@ -46,7 +46,7 @@ def salt_of(house: House) -> bytes:
     return prefill.submitted[-1].salt
 
 
-def prompt_of(house: House) -> str:
+def prompt_of(house: RouterHarness) -> str:
     return Tokenizer.load(MODEL).decode_all(house.workers["prefill-0"].submitted[-1].prompt)
 
 
@@ -56,7 +56,7 @@ def error_of(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
     return error
 
 
-def test_cache_salt_is_in_the_root_of_the_hashes(shared: House) -> None:
+def test_cache_salt_is_in_the_root_of_the_hashes(shared: RouterHarness) -> None:
     salts: list[bytes] = []
     for more in ({}, {"cache_salt": "a"}, {"cache_salt": "b"}, {"cache_salt": "x" * 1024}):
         for send in (text, chat):
@@ -71,7 +71,7 @@ def test_cache_salt_is_in_the_root_of_the_hashes(shared: House) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 1025])
-def test_cache_salt_has_bounds(shared: House, length: int) -> None:
+def test_cache_salt_has_bounds(shared: RouterHarness, length: int) -> None:
     assert error_of(text(shared, cache_salt="x" * length))["param"] == "cache_salt"
     with pytest.raises(grpc.RpcError) as caught:
         generate(shared, text="a", cache_salt="x" * length)
@@ -100,7 +100,7 @@ def test_requests_of_one_cache_key_meet(build: Build) -> None:
     assert error_of(text(house, prompt_cache_key=""))["param"] == "prompt_cache_key"
 
 
-def test_an_answer_goes_on_with_the_last_message(shared: House) -> None:
+def test_an_answer_goes_on_with_the_last_message(shared: RouterHarness) -> None:
     assert chat(shared, messages=START, continue_final_message=True).status_code == 200
     continued = prompt_of(shared)
     assert continued.endswith("Once upon a")
@@ -138,19 +138,19 @@ def test_an_answer_goes_on_with_the_last_message(shared: House) -> None:
         ({"store": True}, "store"),
     ],
 )
-def test_refused_by_name(shared: House, more: dict[str, Any], param: str) -> None:
+def test_refused_by_name(shared: RouterHarness, more: dict[str, Any], param: str) -> None:
     assert error_of(chat(shared, **more))["param"] == param
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "video_url", "refusal"])
-def test_parts_that_are_no_text_are_refused_by_name(shared: House, kind: str) -> None:
+def test_parts_that_are_no_text_are_refused_by_name(shared: RouterHarness, kind: str) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": kind, kind: {}}]
     error = error_of(chat(shared, messages=[{"role": "user", "content": parts}]))
     assert (error["param"], error["code"]) == ("messages[0].content[1].type", "unsupported_parameter")
     assert kind in error["message"]
 
 
-def test_text_parts_are_one_text(shared: House) -> None:
+def test_text_parts_are_one_text(shared: RouterHarness) -> None:
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     assert chat(shared, messages=[{"role": "user", "content": parts}]).status_code == 200
     whole = prompt_of(shared)
@@ -205,7 +205,7 @@ def test_earlier_answers_come_back_with_what_was_thought(
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])
-def test_usage_with_every_chunk(shared: House, path: str) -> None:
+def test_usage_with_every_chunk(shared: RouterHarness, path: str) -> None:
     body: dict[str, Any] = {"model": "tiny", "max_tokens": 9, "n": 2, "stream": True}
     body |= {"messages": USER} if path == CHAT else {"prompt": "Hi"}
     options = {"include_usage": True, "continuous_usage_stats": True}
@@ -225,7 +225,7 @@ def test_usage_with_every_chunk(shared: House, path: str) -> None:
     assert last["usage"]["completion_tokens"] == 18
 
 
-def test_who_names_a_tier_hears_which_it_was(shared: House) -> None:
+def test_who_names_a_tier_hears_which_it_was(shared: RouterHarness) -> None:
     assert chat(shared, service_tier="auto").json()["service_tier"] == "default"
     assert "service_tier" not in chat(shared).json()
     raw = chat(shared, service_tier="default", stream=True).text
@@ -255,7 +255,7 @@ def test_health_and_version(build: Build) -> None:
         ("POST", "/rerank", "reranking"),
     ],
 )
-def test_paths_that_others_serve_are_refused_by_name(shared: House, method: str, path: str, what: str) -> None:
+def test_paths_that_others_serve_are_refused_by_name(shared: RouterHarness, method: str, path: str, what: str) -> None:
     error = error_of(httpx.request(method, shared.url + path), 404)
     assert (error["code"], error["type"]) == ("unsupported_endpoint", "invalid_request_error")
     assert path in error["message"]

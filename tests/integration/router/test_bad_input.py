@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.integration.router.house import ADMIN_KEY, House
+from tests.integration.router.house import ADMIN_KEY, RouterHarness
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -157,7 +157,9 @@ CASES: list[tuple[str, dict[str, Any], int, str | None, str]] = [
 
 
 @pytest.mark.parametrize(("path", "body", "status", "param", "code"), CASES)
-def test_refused_by_name(shared: House, path: str, body: Any, status: int, param: str | None, code: str) -> None:
+def test_refused_by_name(
+    shared: RouterHarness, path: str, body: Any, status: int, param: str | None, code: str
+) -> None:
     answer = httpx.post(shared.url + path, json=body)
     assert_error(answer, status, code)
     assert answer.json()["error"]["param"] == param
@@ -168,13 +170,13 @@ def test_refused_by_name(shared: House, path: str, body: Any, status: int, param
     "body",
     [b"", b"{", b"[1, 2]", b"null", b'"text"', b'{"model": NaN}', b"\xff\xfe", b'{"a": "\\ud800"}', b"[" * 100_000],
 )
-def test_not_json(shared: House, body: bytes) -> None:
+def test_not_json(shared: RouterHarness, body: bytes) -> None:
     assert_error(httpx.post(shared.url + CHAT, content=body), 400, "invalid_request")
     assert_next_works(shared)
 
 
 @pytest.mark.parametrize("name", ["x" * 100_000, "é\0", ""])
-def test_long_and_odd_names_are_repeated_in_short(shared: House, name: str) -> None:
+def test_long_and_odd_names_are_repeated_in_short(shared: RouterHarness, name: str) -> None:
     for body in (chat(**{name: 1}), chat(model=name), chat(logit_bias={name: 1})):
         answer = httpx.post(shared.url + CHAT, json=body)
         assert answer.status_code in (400, 404)
@@ -191,7 +193,7 @@ def test_long_and_odd_names_are_repeated_in_short(shared: House, name: str) -> N
         ("content-encoding", "gzip"),
     ],
 )
-def test_bodies_in_another_form(shared: House, name: str, value: str) -> None:
+def test_bodies_in_another_form(shared: RouterHarness, name: str, value: str) -> None:
     answer = httpx.post(shared.url + CHAT, json=chat(), headers={name: value})
     assert_error(answer, 415, "unsupported_media_type")
     assert answer.json()["error"]["param"] == name
@@ -199,7 +201,7 @@ def test_bodies_in_another_form(shared: House, name: str, value: str) -> None:
         assert httpx.post(shared.url + CHAT, json=chat(), headers={"content-type": good}).status_code == 200
 
 
-def test_body_over_the_limit(shared: House) -> None:
+def test_body_over_the_limit(shared: RouterHarness) -> None:
     limit = shared.config.settings.max_body_bytes
     declared = httpx.post(shared.url + CHAT, content=b'{"model": "' + b"x" * limit)
     assert_error(declared, 413, "request_too_large")
@@ -212,13 +214,13 @@ def test_body_over_the_limit(shared: House) -> None:
     assert_next_works(shared)
 
 
-def test_huge_declared_body_is_refused_unread(shared: House) -> None:
+def test_huge_declared_body_is_refused_unread(shared: RouterHarness) -> None:
     with socket.create_connection(("127.0.0.1", shared.ports["http"]), timeout=10) as raw:
         raw.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999999999\r\n\r\n{")
         assert raw.recv(4096).startswith(b"HTTP/1.1 413 ")
 
 
-def test_unknown_paths_and_methods(shared: House) -> None:
+def test_unknown_paths_and_methods(shared: RouterHarness) -> None:
     assert_error(httpx.get(f"{shared.url}/v1/nothing", headers={"host": "["}), 404, "invalid_request")
     assert len(httpx.get(f"{shared.url}/{'x' * 9000}").content) < 1000
     assert_error(httpx.get(f"{shared.url}/v1/nothing"), 404, "invalid_request")
@@ -228,7 +230,7 @@ def test_unknown_paths_and_methods(shared: House) -> None:
     assert_error(httpx.get(f"{shared.url}/v1/models/gpt-9"), 404, "model_not_found")
 
 
-def test_harmless_parameters_are_accepted(shared: House) -> None:
+def test_harmless_parameters_are_accepted(shared: RouterHarness) -> None:
     more = {
         "user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "tools": [], "tool_choice": "none",
         "response_format": {"type": "text"}, "parallel_tool_calls": True, "n": None, "stop": None, "logprobs": None,
@@ -238,21 +240,21 @@ def test_harmless_parameters_are_accepted(shared: House) -> None:
     assert httpx.post(shared.url + TEXT, json=text(best_of=1, echo=False, suffix=None)).status_code == 200
 
 
-def test_prompt_that_just_fits(shared: House) -> None:
+def test_prompt_that_just_fits(shared: RouterHarness) -> None:
     room = httpx.post(shared.url + TEXT, json=text(prompt=[5] * 4090, max_tokens=6))
     assert room.status_code == 200
     rest = httpx.post(shared.url + TEXT, json={"model": "tiny", "prompt": [5] * 4090})
     assert rest.json()["usage"]["completion_tokens"] == 6
 
 
-def test_error_counts_in_metrics(shared: House) -> None:
+def test_error_counts_in_metrics(shared: RouterHarness) -> None:
     name = 'tandem_requests_total{api="chat",outcome="model_not_found"}'
     before = shared.metric(name)
     httpx.post(shared.url + CHAT, json=chat(model="no"))
     assert shared.metric(name) == before + 1
 
 
-def test_admin_needs_the_key(shared: House) -> None:
+def test_admin_needs_the_key(shared: RouterHarness) -> None:
     url = f"{shared.admin_url}/admin/v1/status"
     for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": f"Basic {ADMIN_KEY}"}):
         assert_error(httpx.get(url, headers=headers), 401, "invalid_api_key")
@@ -261,7 +263,7 @@ def test_admin_needs_the_key(shared: House) -> None:
     assert httpx.get(f"{shared.admin_url}/metrics").status_code == 200
 
 
-def test_admin_down_and_requests(shared: House) -> None:
+def test_admin_down_and_requests(shared: RouterHarness) -> None:
     headers = {"authorization": f"Bearer {ADMIN_KEY}"}
     before = shared.downs
     assert httpx.post(f"{shared.admin_url}/admin/v1/down", headers=headers).status_code == 202
@@ -278,5 +280,5 @@ def assert_error(answer: httpx.Response, status: int, code: str) -> None:
     assert answer.headers["content-type"] == "application/json"
 
 
-def assert_next_works(house: House) -> None:
+def assert_next_works(house: RouterHarness) -> None:
     assert httpx.post(house.url + TEXT, json=text()).status_code == 200

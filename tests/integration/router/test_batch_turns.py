@@ -20,12 +20,12 @@ from tandem.statestore.keys import Keys
 from tandem.statestore.stores.batches import BatchStore, Saved
 from tests.integration.router.batching import finish, lines, request, start, upload
 from tests.integration.router.conftest import OTHERS
-from tests.integration.router.house import House
+from tests.integration.router.house import RouterHarness
 from tests.integration.router.scripted_worker import Script
 from tools.waiting import wait_for
 
 
-def poisoned(house: House, count: int, tenant: str) -> None:
+def poisoned(house: RouterHarness, count: int, tenant: str) -> None:
     """Batches on which every run raises: their inputs were checked, and are damaged since."""
     folder = FilesFolder(Path(house.config.store.dir))
     folder.identity()
@@ -47,7 +47,7 @@ def poisoned(house: House, count: int, tenant: str) -> None:
     asyncio.run(save())
 
 
-def test_poisoned_batches_delay_nobody_elses(slow: House, caplog: pytest.LogCaptureFixture) -> None:
+def test_poisoned_batches_delay_nobody_elses(slow: RouterHarness, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR, "tandem.router.storage.batches.runner")
     poisoned(slow, AT_ONCE, "other")
     with openai.OpenAI(base_url=f"{slow.url}/v1", api_key="none", max_retries=0) as client:
@@ -56,7 +56,7 @@ def test_poisoned_batches_delay_nobody_elses(slow: House, caplog: pytest.LogCapt
     assert over.status == "completed"
 
 
-def other_batch(house: House, name: str, file: str) -> BatchRecord:
+def other_batch(house: RouterHarness, name: str, file: str) -> BatchRecord:
     """A batch of the tenant "other", written down as its router would."""
     now_s = int(time.time())
     record = BatchRecord(
@@ -72,7 +72,7 @@ def other_batch(house: House, name: str, file: str) -> BatchRecord:
     return record
 
 
-def loaded(house: House, name: str) -> BatchRecord:
+def loaded(house: RouterHarness, name: str) -> BatchRecord:
     async def load() -> BatchRecord | None:
         redis = await connect(house.config.redis_url)
         record = await BatchStore(redis, Keys(house.config.cluster)).load(name)
@@ -84,7 +84,7 @@ def loaded(house: House, name: str) -> BatchRecord:
     return record
 
 
-def test_a_tenant_without_a_key_gets_nothing_computed(slow: House, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_tenant_without_a_key_gets_nothing_computed(slow: RouterHarness, caplog: pytest.LogCaptureFixture) -> None:
     """Its batch rests, once its last key is revoked, and goes on with a new one."""
     caplog.set_level(logging.WARNING, "tandem.router.storage.batches.runner")
     with openai.OpenAI(base_url=f"{slow.url}/v1", api_key="none", max_retries=0) as client:
@@ -101,7 +101,9 @@ def test_a_tenant_without_a_key_gets_nothing_computed(slow: House, caplog: pytes
     assert wait_for(lambda: loaded(slow, "batch_0").status is BatchStatus.COMPLETED)
 
 
-def test_a_long_batch_leaves_for_another_tenants_after_its_turn(slow: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_batch_leaves_for_another_tenants_after_its_turn(
+    slow: RouterHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And goes on later: each of its requests is answered once."""
     monkeypatch.setattr(turns, "TURN_S", 0.5)
     monkeypatch.setattr(runner, "LOOK_S", 0.1)

@@ -20,7 +20,7 @@ from tandem.statestore.connection import connect
 from tandem.statestore.embedded_redis import PrivateRedis
 from tandem.statestore.keys import Keys
 from tests.integration.router.batching import Request, finish, lines, request, start, upload
-from tests.integration.router.house import Build, House
+from tests.integration.router.house import Build, RouterHarness
 from tests.integration.router.scripted_worker import Script
 from tools.waiting import wait_for
 
@@ -28,7 +28,7 @@ CHAT: Final = "/v1/chat/completions"
 
 
 @pytest.fixture
-def client(keeping: House) -> Iterator[openai.OpenAI]:
+def client(keeping: RouterHarness) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{keeping.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
@@ -66,21 +66,21 @@ def test_files(client: openai.OpenAI) -> None:
         ("lines=1", 200, b"abcdef"),
     ],
 )
-def test_parts_of_a_file(keeping: House, client: openai.OpenAI, asked: str, status: int, data: bytes) -> None:
+def test_parts_of_a_file(keeping: RouterHarness, client: openai.OpenAI, asked: str, status: int, data: bytes) -> None:
     file = client.files.create(file=("a", b"abcdef"), purpose="batch")
     answer = httpx.get(f"{keeping.url}/v1/files/{file.id}/content", headers={"range": asked})
     assert (answer.status_code, answer.content) == (status, data)
 
 
 @pytest.mark.parametrize("name", ["file-none", "file-" + "x" * 100, "..", "file-a:b", "batch_1"])
-def test_ids_that_are_none(client: openai.OpenAI, keeping: House, name: str) -> None:
+def test_ids_that_are_none(client: openai.OpenAI, keeping: RouterHarness, name: str) -> None:
     assert httpx.get(f"{keeping.url}/v1/files/{name}").status_code == 404
     assert httpx.get(f"{keeping.url}/v1/batches/{name}").status_code == 404
     with pytest.raises(openai.NotFoundError):
         client.batches.create(input_file_id=name, endpoint=CHAT, completion_window="24h")
 
 
-def files_of(keeping: House) -> list[str]:
+def files_of(keeping: RouterHarness) -> list[str]:
     return sorted(path.name for path in (Path(keeping.config.store.dir) / "files").iterdir())
 
 
@@ -103,7 +103,7 @@ def files_of(keeping: House) -> list[str]:
     ],
 )
 def test_uploads_that_are_refused_leave_nothing(
-    keeping: House, fields: dict[str, str], file: bytes | None, status: int, param: str
+    keeping: RouterHarness, fields: dict[str, str], file: bytes | None, status: int, param: str
 ) -> None:
     before = files_of(keeping)
     files = {"file": ("f", file)} if file is not None else {"none": ("", b"")}
@@ -113,7 +113,7 @@ def test_uploads_that_are_refused_leave_nothing(
     assert files_of(keeping) == before
 
 
-def test_what_is_no_upload(keeping: House) -> None:
+def test_what_is_no_upload(keeping: RouterHarness) -> None:
     assert httpx.post(f"{keeping.url}/v1/files", json={}).status_code == 415
     headers = {"content-type": "multipart/form-data; boundary=x"}
     assert httpx.post(f"{keeping.url}/v1/files", content=b"nothing", headers=headers).status_code == 400
@@ -122,7 +122,7 @@ def test_what_is_no_upload(keeping: House) -> None:
 
 
 @pytest.mark.parametrize("endpoint", ["/v1/completions", CHAT, "/v1/responses"])
-def test_a_batch(client: openai.OpenAI, keeping: House, endpoint: str) -> None:
+def test_a_batch(client: openai.OpenAI, keeping: RouterHarness, endpoint: str) -> None:
     key = {"/v1/completions": "prompt", CHAT: "messages", "/v1/responses": "input"}[endpoint]
     limit = "max_output_tokens" if endpoint == "/v1/responses" else "max_tokens"
 
@@ -207,7 +207,7 @@ def test_a_wrong_input_fails_the_batch_with_its_lines(client: openai.OpenAI) -> 
         ({"more": 1}, "more"),
     ],
 )
-def test_wrong_batches(client: openai.OpenAI, keeping: House, changes: dict[str, Any], param: str) -> None:
+def test_wrong_batches(client: openai.OpenAI, keeping: RouterHarness, changes: dict[str, Any], param: str) -> None:
     file = upload(client, request("a", prompt="a"))
     body = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h", **changes}
     answer = httpx.post(f"{keeping.url}/v1/batches", json=body)
@@ -237,7 +237,7 @@ def test_the_input_may_be_deleted_at_once(client: openai.OpenAI) -> None:
     assert finish(client, batch).status == "completed"
 
 
-def test_cancelled(slow: House) -> None:
+def test_cancelled(slow: RouterHarness) -> None:
     with openai.OpenAI(base_url=f"{slow.url}/v1", api_key="none", max_retries=0) as client:
         batch = start(client, *(request(str(n), prompt="a", max_tokens=10) for n in range(100)))
         wait_for(lambda: (client.batches.retrieve(batch.id).request_counts or batch.request_counts).completed >= 3)  # type: ignore[union-attr]
@@ -257,7 +257,7 @@ def test_cancelled(slow: House) -> None:
         slow.wait(lambda: not slow.router.dispatcher.flights)
 
 
-def test_interactive_requests_go_first(slow: House) -> None:
+def test_interactive_requests_go_first(slow: RouterHarness) -> None:
     """While a client waits for a worker, batches stop; when none does, they go on."""
     with openai.OpenAI(base_url=f"{slow.url}/v1", api_key="none", max_retries=0) as client:
         batch = start(client, *(request(str(n), prompt="a", max_tokens=10) for n in range(60)))
@@ -276,7 +276,9 @@ def test_interactive_requests_go_first(slow: House) -> None:
         assert names == [str(n) for n in range(60)]
 
 
-def test_another_directory_is_refused(build: Build, redis: PrivateRedis, keeping: House, tmp_path: Path) -> None:
+def test_another_directory_is_refused(
+    build: Build, redis: PrivateRedis, keeping: RouterHarness, tmp_path: Path
+) -> None:
     house = build(redis_url=redis.url, store=StoreSection(dir=str(tmp_path / "other")))
     house.wait_ready()
     with (
@@ -286,7 +288,7 @@ def test_another_directory_is_refused(build: Build, redis: PrivateRedis, keeping
         upload(client, request("a", prompt="a"))
 
 
-def test_no_latency_of_a_client(client: openai.OpenAI, keeping: House) -> None:
+def test_no_latency_of_a_client(client: openai.OpenAI, keeping: RouterHarness) -> None:
     """Batches count in totals, but their waiting time counts in no time to first token."""
     latencies = [f"tandem_{name}_seconds_count" for name in ("time_to_first_token", "request_duration")]
     before = [keeping.metric(name) for name in latencies]
@@ -322,7 +324,7 @@ def test_another_router_goes_on(build: Build, redis: PrivateRedis, tmp_path: Pat
 
 
 def test_a_lost_lease_stops_everything_until_it_is_free(
-    slow: House, redis: PrivateRedis, caplog: pytest.LogCaptureFixture
+    slow: RouterHarness, redis: PrivateRedis, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Another owner holds the directory for a while: nothing runs here meanwhile, then everything ends as usual."""
     caplog.set_level(logging.INFO, "tandem.router.storage.batches.runner")

@@ -14,7 +14,7 @@ from tandem.core.config import BudgetSection
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
 from tandem.statestore.embedded_redis import PrivateRedis
-from tests.integration.router.house import Build, House, builder
+from tests.integration.router.house import Build, RouterHarness, builder
 
 FIVE = {"anonymous": BudgetSection(requests_per_minute=30)}
 """Five at once, and another every two seconds."""
@@ -22,12 +22,12 @@ ONE = {"anonymous": BudgetSection(requests_per_minute=3)}
 """One at once, and another every twenty seconds: a refused client is refused for some time."""
 
 
-def post(house: House, **more: Any) -> httpx.Response:
+def post(house: RouterHarness, **more: Any) -> httpx.Response:
     body = {"model": "tiny", "prompt": "Hi", "max_tokens": 2, **more}
     return httpx.post(f"{house.url}/v1/completions", json=body, timeout=30)
 
 
-def spend(house: House, most: int = 20) -> int:
+def spend(house: RouterHarness, most: int = 20) -> int:
     """Return the number of requests served before one was refused."""
     for count in range(most):
         if post(house).status_code != 200:
@@ -71,7 +71,7 @@ def test_who_is_refused_later_has_spent_nothing(build: Build) -> None:
     house = build(prefill=0, decode=0, budget=FIVE)
     for _ in range(8):
         assert post(house).status_code == 503
-        house.call(house.router.door.desk.budgets.flush())
+        house.call(house.router.frontend.response_factory.budgets.flush())
 
 
 def test_two_routers_share_a_budget(redis: PrivateRedis, tmp_path: Path) -> None:

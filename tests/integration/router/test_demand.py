@@ -9,13 +9,13 @@ from typing import Any
 import httpx
 
 from tandem.core.config import AdmissionSection, SloSection
-from tandem.core.demand import Demand, Heard
+from tandem.core.demand import Demand, RouterDemand
 from tandem.core.ids import RouterId
 from tandem.core.link_speed import LinkSpeed
 from tandem.statestore.connection import connect
 from tandem.statestore.keys import Keys
 from tandem.statestore.stores.planning import PlanningStore
-from tests.integration.router.house import ADMIN_KEY, Build, House, ask
+from tests.integration.router.house import ADMIN_KEY, Build, RouterHarness, ask
 from tests.integration.router.scripted_worker import KV_TOKEN_BYTES
 from tools.waiting import wait_for_async
 
@@ -30,12 +30,12 @@ def test_requests_workers_and_promises_are_told(build: Build, redis_url: str) ->
     body = ask(house, n=2).json()
     assert ask(house, prompt="x" * 100_000).status_code == 400, "too long: nobody's work"
 
-    async def told() -> Heard:
+    async def told() -> RouterDemand:
         redis = await connect(redis_url)
         store = PlanningStore(redis, Keys(house.config.cluster))
         telling = asyncio.create_task(house.router.demand.tell(store, RouterId("r1"), 0.01))
         try:
-            found: list[Heard] = []
+            found: list[RouterDemand] = []
 
             async def is_over() -> bool:
                 found[:] = await store.heard()
@@ -49,7 +49,7 @@ def test_requests_workers_and_promises_are_told(build: Build, redis_url: str) ->
                 await telling
             await redis.aclose()
 
-    heard: Heard = house.call(told(), 60.0)
+    heard: RouterDemand = house.call(told(), 60.0)
     (one,) = heard.demand.asked
     assert (one.prompt_tokens, one.choices, one.slo) == (body["usage"]["prompt_tokens"], 2, "chat")
     assert one.output_tokens * 2 == body["usage"]["completion_tokens"]
@@ -80,7 +80,7 @@ def test_without_a_store_nothing_is_said(build: Build) -> None:
     assert planned(build()) == {"mode": "off", "plan": None}
 
 
-def planned(house: House) -> dict[str, Any]:
+def planned(house: RouterHarness) -> dict[str, Any]:
     answer = httpx.get(f"{house.admin_url}/admin/v1/plan", headers={"authorization": f"Bearer {ADMIN_KEY}"})
     assert answer.status_code == 200
     return dict(answer.json())

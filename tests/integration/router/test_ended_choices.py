@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from tandem.rpc.v1 import worker_pb2 as w
-from tests.integration.router.house import MODEL, Build, House
+from tests.integration.router.house import MODEL, Build, RouterHarness
 from tests.integration.router.scripted_worker import Script
 
 TOKENIZER = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
@@ -25,7 +25,7 @@ def first_stops(submit: w.Submit, choice: int) -> list[int]:
 
 
 @pytest.fixture(params=["always", "never"])
-def house(build: Build, request: pytest.FixtureRequest) -> House:
+def house(build: Build, request: pytest.FixtureRequest) -> RouterHarness:
     from tandem.core.config import Disaggregation
 
     house = build(script=Script(answer=first_stops, step_s=0.005), mode=Disaggregation(request.param))
@@ -33,14 +33,14 @@ def house(build: Build, request: pytest.FixtureRequest) -> House:
     return house
 
 
-def complete(house: House, **body: Any) -> dict[str, Any]:
+def complete(house: RouterHarness, **body: Any) -> dict[str, Any]:
     common = {"model": "tiny", "max_tokens": COUNT, "stop": "END"}
     answer = httpx.post(f"{house.url}/v1/completions", json={**common, **body}, timeout=30)
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
 
 
-def test_the_others_go_on(house: House) -> None:
+def test_the_others_go_on(house: RouterHarness) -> None:
     answer = complete(house, prompt=[9, 9], n=3)
     texts = [(choice["finish_reason"], choice["text"]) for choice in answer["choices"]]
     assert texts == [("stop", " one two "), ("length", " list" * COUNT), ("length", " list" * COUNT)]
@@ -52,7 +52,7 @@ def test_the_others_go_on(house: House) -> None:
     house.wait(lambda: not house.router.dispatcher.flights)
 
 
-def test_a_prompt_whose_choices_all_stopped_ends_at_once(house: House) -> None:
+def test_a_prompt_whose_choices_all_stopped_ends_at_once(house: RouterHarness) -> None:
     answer = complete(house, prompt=[[7, 9], [9, 9]], n=2)
     assert [choice["finish_reason"] for choice in answer["choices"]] == ["stop", "stop", "stop", "length"]
     decode = house.workers["decode-0"]

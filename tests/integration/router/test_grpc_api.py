@@ -15,20 +15,20 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from tandem.core.errors import STATUS
 from tandem.router.api import grpc_service
 from tandem.router.api.grpc_service import SERVICE
-from tandem.router.serving.response_stream import Answer, AnswerDesk
+from tandem.router.serving.response_stream import ResponseFactory, ResponseStream
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
-from tests.integration.router.house import Build, House
+from tests.integration.router.house import Build, RouterHarness
 from tests.integration.router.scripted_worker import Script
 from tools.waiting import wait_for
 
 
-def generate(house: House, request: i.GenerateRequest) -> list[i.GenerateResponse]:
+def generate(house: RouterHarness, request: i.GenerateRequest) -> list[i.GenerateResponse]:
     with grpc.insecure_channel(f"127.0.0.1:{house.ports['grpc']}") as channel:
         return list(i_grpc.InferenceStub(channel).Generate(request, timeout=15))
 
 
-def test_same_answer_as_http(shared: House) -> None:
+def test_same_answer_as_http(shared: RouterHarness) -> None:
     sampling = i.GenerateSampling(max_tokens=25, seed=7, n=2, logprobs=1)
     responses = generate(shared, i.GenerateRequest(model="tiny", text="Hello", sampling=sampling))
     assert [response.finished for response in responses].count(True) == 1
@@ -47,7 +47,7 @@ def test_same_answer_as_http(shared: House) -> None:
     assert (usage.prompt_tokens, usage.completion_tokens) == (whole["usage"]["prompt_tokens"], 50)
 
 
-def test_chat_and_token_ids(shared: House) -> None:
+def test_chat_and_token_ids(shared: RouterHarness) -> None:
     messages = [{"role": "user", "content": "Hi"}]
     body = {"model": "tiny", "messages": messages, "max_tokens": 9, "temperature": 0}
     whole = httpx.post(f"{shared.url}/v1/chat/completions", json=body).json()
@@ -62,7 +62,7 @@ def test_chat_and_token_ids(shared: House) -> None:
         assert text == whole["choices"][0]["message"]["content"]
 
 
-def test_sampling_reaches_workers_as_over_http(shared: House) -> None:
+def test_sampling_reaches_workers_as_over_http(shared: RouterHarness) -> None:
     plain: dict[str, Any] = {
         "max_tokens": 9, "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "presence_penalty": 0.5, "n": 2,
         "frequency_penalty": -0.5, "repetition_penalty": 1.25, "seed": 3, "stop_token_ids": [5, 6], "ignore_eos": True,
@@ -106,7 +106,7 @@ def test_sampling_reaches_workers_as_over_http(shared: House) -> None:
         (i.GenerateRequest(model="tiny", chat=i.ChatMessages()), "invalid_request", "messages"),
     ],
 )  # fmt: skip
-def test_refused_by_name(shared: House, request_: i.GenerateRequest, code: str, param: str) -> None:
+def test_refused_by_name(shared: RouterHarness, request_: i.GenerateRequest, code: str, param: str) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         generate(shared, request_)
     error: Any = caught.value
@@ -149,21 +149,21 @@ def test_worker_lost_and_cancel(build: Build) -> None:
 
 @pytest.mark.parametrize("where", ["opened", "answered"])
 def test_a_bug_is_logged_with_the_requests_id(
-    shared: House, where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    shared: RouterHarness, where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     ids: list[str] = []
 
-    def opened(desk: AnswerDesk, request: str, *rest: Any) -> Answer:
+    def opened(desk: ResponseFactory, request: str, *rest: Any) -> ResponseStream:
         ids.append(request)
         raise ZeroDivisionError
 
-    async def answered(answer: Answer, shown: Any) -> AsyncIterator[i.GenerateResponse]:
+    async def answered(answer: ResponseStream, shown: Any) -> AsyncIterator[i.GenerateResponse]:
         ids.append(answer.id)
         raise ZeroDivisionError
         yield i.GenerateResponse()
 
     if where == "opened":
-        monkeypatch.setattr(AnswerDesk, "open", opened)
+        monkeypatch.setattr(ResponseFactory, "open", opened)
     else:
         monkeypatch.setattr(grpc_service, "_responses", answered)
     with pytest.raises(grpc.RpcError) as caught:
@@ -179,7 +179,7 @@ def test_a_bug_is_logged_with_the_requests_id(
     shared.wait(lambda: not shared.router.dispatcher.flights)
 
 
-def test_models_and_tokens(shared: House) -> None:
+def test_models_and_tokens(shared: RouterHarness) -> None:
     chat = i.ChatMessages(messages=[i.ChatMessage(role="user", parts=["one", "two"])])
     messages = [{"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]}]
     with grpc.insecure_channel(f"127.0.0.1:{shared.ports['grpc']}") as channel:
@@ -215,7 +215,7 @@ def test_models_and_tokens(shared: House) -> None:
         (i.DetokenizeRequest(model="no"), "model"),
     ],
 )  # fmt: skip
-def test_tokens_are_refused_by_name(shared: House, request_: Any, param: str) -> None:
+def test_tokens_are_refused_by_name(shared: RouterHarness, request_: Any, param: str) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{shared.ports['grpc']}") as channel:
         stub = i_grpc.InferenceStub(channel)
         call: Any = stub.Tokenize if isinstance(request_, i.TokenizeRequest) else stub.Detokenize
@@ -250,7 +250,7 @@ def test_a_deadline_is_the_requests(build: Build) -> None:
         house.wait(lambda: len(decode.cancelled) == 2 and not house.router.dispatcher.flights)
 
 
-def test_reflection(shared: House) -> None:
+def test_reflection(shared: RouterHarness) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{shared.ports['grpc']}") as channel:
         pool = DescriptorPool(ProtoReflectionDescriptorDatabase(channel))
         assert "Generate" in pool.FindServiceByName(SERVICE).methods_by_name

@@ -20,7 +20,7 @@ from tandem.router.api.grpc_service import SERVICE
 from tandem.router.serving.request_parser import MAX_MESSAGES
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
-from tests.integration.router.house import ADMIN_KEY, Build, House
+from tests.integration.router.house import ADMIN_KEY, Build, RouterHarness
 from tests.plugins.costs import measured
 
 LARGEST = (4 << 20) - 100
@@ -71,7 +71,7 @@ HOSTILE: dict[str, bytes] = {
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "ListModels"])
 @pytest.mark.parametrize("value", HOSTILE)
-def test_a_message_up_to_each_bound_costs_little(shared: House, method: str, value: str) -> None:
+def test_a_message_up_to_each_bound_costs_little(shared: RouterHarness, method: str, value: str) -> None:
     raw = MODEL + HOSTILE[value]
     with measured(shared.loop) as cost:
         code = call(shared, method, raw)
@@ -91,7 +91,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.parametrize("method", METHODS)
-def test_a_refused_call_leaves_no_cycle(shared: House, method: str, name: str) -> None:
+def test_a_refused_call_leaves_no_cycle(shared: RouterHarness, method: str, name: str) -> None:
     """A frame in a cycle keeps its message until the oldest generation is collected: minutes later, or never."""
     raw, metadata = REFUSED[name]
     assert (code := call(shared, method, raw, metadata)) is not grpc.StatusCode.UNKNOWN
@@ -133,7 +133,7 @@ def test_a_call_without_a_key_is_refused_unread(build: Build, monkeypatch: pytes
     assert call(house, method, b"", (("authorization", f"Bearer {key}"),)) is not grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_what_a_refusal_says(shared: House) -> None:
+def test_what_a_refusal_says(shared: RouterHarness) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{shared.ports['grpc']}") as channel:
         stub: Any = i_grpc.InferenceStub(channel)
         for request, param, what in (
@@ -195,7 +195,7 @@ def test_calls_at_a_time_are_bounded(build: Build, monkeypatch: pytest.MonkeyPat
             watch.cancel()
 
 
-def call(house: House, method: str, raw: bytes, metadata: Any = ()) -> grpc.StatusCode:
+def call(house: RouterHarness, method: str, raw: bytes, metadata: Any = ()) -> grpc.StatusCode:
     options = [("grpc.max_receive_message_length", 64 << 20)]
     with grpc.insecure_channel(f"127.0.0.1:{house.ports['grpc']}", options=options) as channel:
         send: Any = channel.unary_stream(f"/{SERVICE}/{method}", None, None)

@@ -11,7 +11,7 @@ import pytest
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
 from tests.integration.router.grpc_answers import Whole, completion, responses
-from tests.integration.router.house import House
+from tests.integration.router.house import RouterHarness
 
 PROMPT = "Return a list of the"
 NOISY = {"temperature": 1.5, "seed": 11}
@@ -19,14 +19,14 @@ LIST = 100
 """A token of some text, to be forbidden, forced or waited for."""
 
 
-def over_http(shared: House, **fields: Any) -> dict[str, Any]:
+def over_http(shared: RouterHarness, **fields: Any) -> dict[str, Any]:
     body = {"model": "tiny", "prompt": PROMPT, "return_token_ids": True, **fields}
     answer = httpx.post(f"{shared.url}/v1/completions", json=body)
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
 
 
-def over_grpc(shared: House, **fields: Any) -> list[i.GenerateResponse]:
+def over_grpc(shared: RouterHarness, **fields: Any) -> list[i.GenerateResponse]:
     return responses(f"127.0.0.1:{shared.ports['grpc']}", completion("tiny", PROMPT, **fields))
 
 
@@ -60,7 +60,7 @@ def over_grpc(shared: House, **fields: Any) -> list[i.GenerateResponse]:
     ],
     ids=lambda fields: ",".join(name for name in fields if name not in NOISY) or ",".join(fields) or "none",
 )  # fmt: skip
-def test_the_same_answer(shared: House, fields: dict[str, Any]) -> None:
+def test_the_same_answer(shared: RouterHarness, fields: dict[str, Any]) -> None:
     fields = {**NOISY, "max_tokens": 12, **({} if "stop_token_ids" in fields else {"ignore_eos": True}), **fields}
     answer = over_http(shared, **fields)
     choices, usage = sorted(answer["choices"], key=lambda choice: int(choice["index"])), answer["usage"]
@@ -75,7 +75,7 @@ def test_the_same_answer(shared: House, fields: dict[str, Any]) -> None:
     assert http == rpc
 
 
-def test_bad_words(shared: House) -> None:
+def test_bad_words(shared: RouterHarness) -> None:
     fields = {"max_tokens": 4, "bad_words": ["word", " two words"]}
     assert over_http(shared, **fields, seed=1)["usage"]["completion_tokens"] == 4
     over_grpc(shared, **fields, seed=1)
@@ -84,13 +84,13 @@ def test_bad_words(shared: House) -> None:
     assert len(rpc.bad_words) == 4  # each at the beginning of a text and behind a space
 
 
-def test_eos_is_ignored_if_asked(shared: House) -> None:
+def test_eos_is_ignored_if_asked(shared: RouterHarness) -> None:
     for ignored in (False, True):
         over_grpc(shared, max_tokens=2, ignore_eos=ignored)
         assert shared.workers["decode-0"].submitted[-1].sampling.ignore_eos == ignored
 
 
-def test_logprobs(shared: House) -> None:
+def test_logprobs(shared: RouterHarness) -> None:
     fields = {"temperature": 0, "max_tokens": 6, "logprobs": 2}
     shown = over_http(shared, **fields)["choices"][0]["logprobs"]
     logprobs = Whole(over_grpc(shared, **fields)).logprobs[0]
@@ -101,7 +101,7 @@ def test_logprobs(shared: House) -> None:
     assert not Whole(over_grpc(shared, temperature=0, max_tokens=2)).logprobs[0]
 
 
-def test_a_chat_of_parts(shared: House) -> None:
+def test_a_chat_of_parts(shared: RouterHarness) -> None:
     parts = [{"type": "text", "text": "What is"}, {"type": "text", "text": "a list?"}]
     body = {"model": "tiny", "max_tokens": 8, "temperature": 0, "return_token_ids": True}
     messages = [{"role": "user", "content": parts}]

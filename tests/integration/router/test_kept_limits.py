@@ -23,7 +23,7 @@ from tandem.statestore.keys import Keys
 from tandem.statestore.stores.api_keys import ApiKeyStore
 from tandem.statestore.stores.desired import DesiredStateStore
 from tandem.statestore.stores.responses import ResponseStore, StoredResponse
-from tests.integration.router.house import ADMIN_KEY, Build, House, ask
+from tests.integration.router.house import ADMIN_KEY, Build, RouterHarness, ask
 from tests.integration.router.scripted_worker import Script
 from tools.waiting import wait_for
 
@@ -32,7 +32,7 @@ FILE = b"x" * 100_000
 
 
 @pytest.fixture
-def house(build: Build, redis: PrivateRedis, tmp_path: Path) -> House:
+def house(build: Build, redis: PrivateRedis, tmp_path: Path) -> RouterHarness:
     store = StoreSection(
         dir=str(tmp_path / "files"),
         max_response_bytes=20_000,
@@ -46,16 +46,16 @@ def house(build: Build, redis: PrivateRedis, tmp_path: Path) -> House:
 
 
 @pytest.fixture
-def client(house: House) -> Iterator[openai.OpenAI]:
+def client(house: RouterHarness) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
-def respond(house: House, **more: Any) -> httpx.Response:
+def respond(house: RouterHarness, **more: Any) -> httpx.Response:
     return httpx.post(f"{house.url}/v1/responses", json={**ASK, **more}, timeout=60)
 
 
-def upload(house: House, data: bytes = FILE) -> httpx.Response:
+def upload(house: RouterHarness, data: bytes = FILE) -> httpx.Response:
     return httpx.post(f"{house.url}/v1/files", data={"purpose": "batch"}, files={"file": ("f", data)}, timeout=60)
 
 
@@ -65,7 +65,7 @@ def refusal(answer: httpx.Response) -> tuple[int, str, str]:
     return answer.status_code, error["code"], error["message"]
 
 
-def test_a_response_that_is_too_large(house: House) -> None:
+def test_a_response_that_is_too_large(house: RouterHarness) -> None:
     begun = len(house.workers["decode-0"].submitted)
     status, code, message = refusal(respond(house, instructions="word " * 4500))
     assert (status, code) == (413, "request_too_large")
@@ -74,7 +74,7 @@ def test_a_response_that_is_too_large(house: House) -> None:
     assert len(house.workers["decode-0"].submitted) == begun
 
 
-def test_responses_of_a_tenant(house: House, client: openai.OpenAI) -> None:
+def test_responses_of_a_tenant(house: RouterHarness, client: openai.OpenAI) -> None:
     kept = [client.responses.create(**ASK)]
     while (answer := respond(house)).status_code == 200 and answer.json()["store"]:
         kept.append(client.responses.retrieve(answer.json()["id"]))
@@ -88,7 +88,7 @@ def test_responses_of_a_tenant(house: House, client: openai.OpenAI) -> None:
     assert respond(house).json()["store"] is True
 
 
-def test_a_batch_of_responses_ends_although_none_can_be_stored(house: House, client: openai.OpenAI) -> None:
+def test_a_batch_of_responses_ends_although_none_can_be_stored(house: RouterHarness, client: openai.OpenAI) -> None:
     while respond(house).status_code == 200:
         continue
     lines = [{"custom_id": str(n), "method": "POST", "url": "/v1/responses", "body": ASK} for n in range(3)]
@@ -99,7 +99,7 @@ def test_a_batch_of_responses_ends_although_none_can_be_stored(house: House, cli
     assert [json.loads(line)["response"]["status_code"] for line in errors] == [429] * 3
 
 
-def test_files_of_a_tenant(house: House) -> None:
+def test_files_of_a_tenant(house: RouterHarness) -> None:
     kept = [upload(house).json()["id"] for _ in range(3)]
     status, code, message = refusal(upload(house))
     assert (status, code) == (429, "quota_exceeded")
@@ -110,7 +110,7 @@ def test_files_of_a_tenant(house: House) -> None:
     assert len(list((Path(house.config.store.dir) / "files").iterdir())) == 3
 
 
-def test_open_batches_of_a_tenant(house: House, client: openai.OpenAI) -> None:
+def test_open_batches_of_a_tenant(house: RouterHarness, client: openai.OpenAI) -> None:
     body = {"model": "tiny", "prompt": "a", "max_tokens": 10}
     lines = [{"custom_id": str(n), "method": "POST", "url": "/v1/completions", "body": body} for n in range(200)]
     file = upload(house, "\n".join(json.dumps(line) for line in lines).encode()).json()["id"]

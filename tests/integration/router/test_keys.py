@@ -14,14 +14,14 @@ import pytest
 from tandem.core.config import Anonymous
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
-from tests.integration.router.house import ADMIN_KEY, Build, House, builder
+from tests.integration.router.house import ADMIN_KEY, Build, RouterHarness, builder
 
 TEXT: dict[str, Any] = {"model": "tiny", "prompt": "Hi", "max_tokens": 2}
 _TENANTS = (f"tenant-{number}" for number in itertools.count())
 
 
 @pytest.fixture(scope="module")
-def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RouterHarness]:
     """A test router that has keys."""
     with builder(tmp_path_factory.mktemp("router")) as make:
         house = make()
@@ -30,19 +30,19 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         yield house
 
 
-def admin(house: House, method: str, path: str, body: object = None, key: str = ADMIN_KEY) -> httpx.Response:
+def admin(house: RouterHarness, method: str, path: str, body: object = None, key: str = ADMIN_KEY) -> httpx.Response:
     headers = {"authorization": f"Bearer {key}"}
     return httpx.request(method, f"{house.admin_url}/admin/v1{path}", json=body, headers=headers)
 
 
-def create(house: House, **wish: Any) -> dict[str, Any]:
+def create(house: RouterHarness, **wish: Any) -> dict[str, Any]:
     answer = admin(house, "POST", "/keys", {"tenant": next(_TENANTS), **wish})
     assert answer.status_code == 201, answer.text
     made: dict[str, Any] = answer.json()
     return made
 
 
-def ask(house: House, key: str | None, path: str = "/v1/completions", method: str = "POST") -> httpx.Response:
+def ask(house: RouterHarness, key: str | None, path: str = "/v1/completions", method: str = "POST") -> httpx.Response:
     headers = {"authorization": f"Bearer {key}"} if key is not None else {}
     return httpx.request(method, f"{house.url}{path}", json=TEXT if method == "POST" else None, headers=headers)
 
@@ -73,7 +73,7 @@ def test_the_first_key_ends_access_for_everybody(build: Build) -> None:
         assert refusal(ask(house, text))[0] == 401
 
 
-def test_scopes(keyed: House) -> None:
+def test_scopes(keyed: RouterHarness) -> None:
     infer = create(keyed)["key"]
     metrics = create(keyed, scopes=["metrics"])["key"]
     assert ask(keyed, infer).status_code == 200
@@ -88,12 +88,12 @@ def test_scopes(keyed: House) -> None:
     assert ask(keyed, infer, "/nowhere", "GET").status_code == 404
 
 
-def test_health_needs_no_key(keyed: House) -> None:
+def test_health_needs_no_key(keyed: RouterHarness) -> None:
     for path in ("/livez", "/readyz"):
         assert ask(keyed, None, path, "GET").status_code == 200
 
 
-def test_an_admin_key_opens_the_admin_port_and_no_other_key_does(keyed: House) -> None:
+def test_an_admin_key_opens_the_admin_port_and_no_other_key_does(keyed: RouterHarness) -> None:
     made = create(keyed, scopes=["admin"])
     assert admin(keyed, "GET", "/status", key=made["key"]).status_code == 200
     assert refusal(ask(keyed, made["key"]))[0] == 403
@@ -105,7 +105,7 @@ def test_an_admin_key_opens_the_admin_port_and_no_other_key_does(keyed: House) -
     assert admin(keyed, "GET", "/status", key=made["key"]).status_code == 401
 
 
-def test_the_list_shows_what_may_be_shown(keyed: House) -> None:
+def test_the_list_shows_what_may_be_shown(keyed: RouterHarness) -> None:
     made = create(keyed, scopes=["infer", "metrics"], lifetime_s=600, priority=-2, name="Ann's laptop")
     answer = admin(keyed, "GET", "/keys")
     (row,) = [row for row in answer.json()["keys"] if row["id"] == made["id"]]
@@ -117,7 +117,7 @@ def test_the_list_shows_what_may_be_shown(keyed: House) -> None:
     assert all(made["key"] not in key.digest for key in keyed.keys.kept.values())
 
 
-def test_revoking_counts_at_once_and_names_what_it_did(keyed: House) -> None:
+def test_revoking_counts_at_once_and_names_what_it_did(keyed: RouterHarness) -> None:
     made = create(keyed)
     assert ask(keyed, made["key"]).status_code == 200
     done = {"id": made["id"], "is_revoked": True}
@@ -142,13 +142,13 @@ def test_revoking_counts_at_once_and_names_what_it_did(keyed: House) -> None:
         ({"tenant": "a", "secret": "mine"}, "secret"),
     ],
 )
-def test_wrong_wishes_name_the_field(keyed: House, body: dict[str, Any], param: str) -> None:
+def test_wrong_wishes_name_the_field(keyed: RouterHarness, body: dict[str, Any], param: str) -> None:
     answer = admin(keyed, "POST", "/keys", body)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param
 
 
-def test_the_openai_client_raises_what_it_should(keyed: House) -> None:
+def test_the_openai_client_raises_what_it_should(keyed: RouterHarness) -> None:
     made = create(keyed, scopes=["metrics"])
     for key, kind in (("none", openai.AuthenticationError), (made["key"], openai.PermissionDeniedError)):
         with openai.OpenAI(base_url=f"{keyed.url}/v1", api_key=key) as client, pytest.raises(kind) as caught:
@@ -156,7 +156,7 @@ def test_the_openai_client_raises_what_it_should(keyed: House) -> None:
         assert made["key"] not in str(caught.value)
 
 
-def test_grpc_asks_for_the_same_keys(keyed: House) -> None:
+def test_grpc_asks_for_the_same_keys(keyed: RouterHarness) -> None:
     def generate(*metadata: tuple[str, str]) -> Any:
         request = i.GenerateRequest(model="tiny", text="Hi", sampling=i.GenerateSampling(max_tokens=2))
         with grpc.insecure_channel(f"127.0.0.1:{keyed.ports['grpc']}") as channel:
@@ -177,7 +177,7 @@ def test_grpc_asks_for_the_same_keys(keyed: House) -> None:
         assert dict(error.trailing_metadata())["tandem-code"] == code
 
 
-def test_tenants_share_no_blocks_and_keys_of_one_tenant_do(keyed: House) -> None:
+def test_tenants_share_no_blocks_and_keys_of_one_tenant_do(keyed: RouterHarness) -> None:
     keys = [create(keyed, tenant=tenant)["key"] for tenant in ("red", "red", "blue")]
     prompt = {**TEXT, "prompt": "word " * 60}
     for key in keys:
@@ -200,7 +200,9 @@ def test_tenants_share_no_blocks_and_keys_of_one_tenant_do(keyed: House) -> None
         ("localhost.evil.example", 403), ("10.0.0.1", 403), ("[2001:db8::1]", 403), ("x" * 5000, 403),
     ],
 )  # fmt: skip
-def test_an_open_router_is_asked_as_this_machine(shared: House, keyed: House, host: str, status: int) -> None:
+def test_an_open_router_is_asked_as_this_machine(
+    shared: RouterHarness, keyed: RouterHarness, host: str, status: int
+) -> None:
     """A page under a name that points to this machine is of the same origin to a browser."""
     answer = httpx.post(f"{shared.url}/v1/completions", json=TEXT, headers={"host": host})
     assert answer.status_code == status
@@ -219,10 +221,12 @@ def test_who_lets_everybody_in_is_asked_by_any_name(build: Build) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_only_who_may_see_metrics_is_told_what_workers_have_to_do(shared: House, keyed: House, path: str) -> None:
+def test_only_who_may_see_metrics_is_told_what_workers_have_to_do(
+    shared: RouterHarness, keyed: RouterHarness, path: str
+) -> None:
     chat = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
 
-    def told(house: House, scopes: list[str] | None) -> bool:
+    def told(house: RouterHarness, scopes: list[str] | None) -> bool:
         headers = {"x-tandem-route": "1"}
         if scopes is not None:
             headers["authorization"] = f"Bearer {create(house, scopes=scopes)['key']}"

@@ -13,9 +13,9 @@ import pytest
 from tandem.router.api.http import app, body_parser
 from tandem.router.api.http.openapi import document
 from tandem.router.dispatch import readiness
-from tandem.router.serving.request_parser import MAX_ANSWER_SCORES, MAX_MESSAGES, Ask
+from tandem.router.serving.request_parser import MAX_ANSWER_SCORES, MAX_MESSAGES, ApiRequest
 from tandem.router.tokenization.tokenizer import LONG_TOKENS
-from tests.integration.router.house import ADMIN_KEY, Build, House
+from tests.integration.router.house import ADMIN_KEY, Build, RouterHarness
 from tests.integration.router.scripted_worker import Script
 
 KEY = {"authorization": f"Bearer {ADMIN_KEY}"}
@@ -37,7 +37,7 @@ JSON = json.dumps(TEXT).encode()
     ],
 )
 def test_pages_of_another_origin_have_to_say_that_they_send_json(
-    shared: House, headers: dict[str, str], status: int
+    shared: RouterHarness, headers: dict[str, str], status: int
 ) -> None:
     answer = httpx.post(f"{shared.url}/v1/completions", content=JSON, headers=headers)
     assert answer.status_code == status
@@ -45,7 +45,7 @@ def test_pages_of_another_origin_have_to_say_that_they_send_json(
     assert httpx.post(f"{shared.url}/v1/completions", content=JSON, headers=own).status_code == 200
 
 
-def test_pages_of_another_origin_upload_no_files(keeping: House) -> None:
+def test_pages_of_another_origin_upload_no_files(keeping: RouterHarness) -> None:
     form: Any = {"files": {"file": ("x", b"{}")}, "data": {"purpose": "batch"}}
     refused = httpx.post(f"{keeping.url}/v1/files", headers={"origin": "https://elsewhere.example"}, **form)
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "insufficient_permissions")
@@ -56,7 +56,7 @@ def test_pages_of_another_origin_upload_no_files(keeping: House) -> None:
 
 
 @pytest.mark.parametrize(("path", "name"), [("/v1/chat/completions", "messages"), ("/tokenize", "messages")])
-def test_more_messages_than_anybody_writes_are_refused(shared: House, path: str, name: str) -> None:
+def test_more_messages_than_anybody_writes_are_refused(shared: RouterHarness, path: str, name: str) -> None:
     many = [{"role": "user", "content": ""}] * (MAX_MESSAGES + 1)
     answer = httpx.post(shared.url + path, json={"model": "tiny", name: many})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
@@ -78,11 +78,11 @@ class Places:
 
 
 def test_long_bodies_are_read_and_many_tokens_written_beside_the_event_loop(
-    shared: House, monkeypatch: pytest.MonkeyPatch
+    shared: RouterHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, written = Places(), Places()
     monkeypatch.setattr(body_parser, "_parsed", read.around(body_parser._parsed))
-    tokenizer = shared.router.door.models.find("tiny").tokenizer
+    tokenizer = shared.router.frontend.models.find("tiny").tokenizer
     few, many = [5] * 10, [5, 6, 7, 300] * 40_000
     texts = []
     for tokens in (few, many):
@@ -97,8 +97,8 @@ def test_long_bodies_are_read_and_many_tokens_written_beside_the_event_loop(
     assert len(written.threads) == 1, "the long one went to the thread of the tokeniser"
 
 
-def test_short_messages_count_as_more_than_their_texts(shared: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    written, tokenizer = Places(), shared.router.door.models.find("tiny").tokenizer
+def test_short_messages_count_as_more_than_their_texts(shared: RouterHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    written, tokenizer = Places(), shared.router.frontend.models.find("tiny").tokenizer
     monkeypatch.setattr(tokenizer, "_run", written.around(tokenizer._run))
     for count in (1, 200):
         messages = [{"role": "user", "content": "a"}] * count
@@ -107,7 +107,7 @@ def test_short_messages_count_as_more_than_their_texts(shared: House, monkeypatc
 
 
 @pytest.mark.parametrize("tokens", [[1, True], [1, "2"], [[1]], "1", [1.5], [None]])
-def test_what_is_no_list_of_tokens_is_named(shared: House, tokens: Any) -> None:
+def test_what_is_no_list_of_tokens_is_named(shared: RouterHarness, tokens: Any) -> None:
     answer = httpx.post(f"{shared.url}/detokenize", json={"tokens": tokens})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
     assert httpx.post(f"{shared.url}/detokenize", json={"tokens": []}).json() == {"prompt": ""}
@@ -115,12 +115,12 @@ def test_what_is_no_list_of_tokens_is_named(shared: House, tokens: Any) -> None:
 
 
 @pytest.mark.parametrize("prompt", [[[1], [True]], [[1], "a"], [[1], 2], [[[1]]], [[1], [1.5]]])
-def test_what_is_no_list_of_prompts_is_named(shared: House, prompt: Any) -> None:
+def test_what_is_no_list_of_prompts_is_named(shared: RouterHarness, prompt: Any) -> None:
     answer = httpx.post(f"{shared.url}/v1/completions", json={**TEXT, "prompt": prompt})
     assert (answer.status_code, answer.json()["error"]["param"].partition("[")[0]) == (400, "prompt")
 
 
-def test_the_document_is_made_once_for_what_it_tells(shared: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_document_is_made_once_for_what_it_tells(shared: RouterHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     first = httpx.get(f"{shared.url}/openapi.json").content
     made = Places()
     monkeypatch.setattr(app, "document", made.around(document))
@@ -132,7 +132,7 @@ def test_the_document_is_made_once_for_what_it_tells(shared: House, monkeypatch:
     assert made.threads != ["router"]
 
 
-def test_the_admin_port_bounds_what_it_reads(shared: House) -> None:
+def test_the_admin_port_bounds_what_it_reads(shared: RouterHarness) -> None:
     long = {"prompt": [5] * 100_000}  # no longer than a request may be: it is refused for what it is
     answer = httpx.post(f"{shared.admin_url}/admin/v1/route/explain", json=long, headers=KEY)
     assert answer.json()["error"]["code"] == "context_length_exceeded"
@@ -143,7 +143,7 @@ def test_the_admin_port_bounds_what_it_reads(shared: House) -> None:
         assert httpx.post(f"{shared.admin_url}/admin/v1/{path}", content=b" " * 9, headers=KEY).status_code == 400
 
 
-def test_a_strange_host_is_no_failure_of_the_admin_port(shared: House) -> None:
+def test_a_strange_host_is_no_failure_of_the_admin_port(shared: RouterHarness) -> None:
     answer = httpx.get(f"{shared.admin_url}/admin/v1/nothing", headers={"host": "["})
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "invalid_request")
 
@@ -167,19 +167,21 @@ def test_a_router_that_stops_does_not_wait_for_its_own_probes(build: Build, monk
         ({"prompt_cache_key": "k" * 513}, "prompt_cache_key"),
     ],
 )
-def test_what_is_told_again_in_a_stored_response_has_a_length(keeping: House, more: dict[str, Any], param: str) -> None:
+def test_what_is_told_again_in_a_stored_response_has_a_length(
+    keeping: RouterHarness, more: dict[str, Any], param: str
+) -> None:
     body = {"model": "tiny", "input": "Hi", "max_output_tokens": 1, **more}
     answer = httpx.post(f"{keeping.url}/v1/responses", json=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
-def test_without_a_limit_an_answer_is_as_long_as_its_log_probabilities_may_be(shared: House) -> None:
-    ask = Ask(
+def test_without_a_limit_an_answer_is_as_long_as_its_log_probabilities_may_be(shared: RouterHarness) -> None:
+    ask = ApiRequest(
         api="chat", model="tiny", messages=({"role": "user", "content": "Hi"},), sampling={"n": 16, "logprobs": 20}
     )
 
     def tokens(**more: Any) -> int:
-        (work,) = shared.call(shared.router.door.reader.read(replace(ask, **more)))
+        (work,) = shared.call(shared.router.frontend.reader.read(replace(ask, **more)))
         return int(work.sampling.max_tokens)
 
     assert tokens(is_whole=True) == MAX_ANSWER_SCORES // 16 // 21

@@ -12,14 +12,14 @@ from tandem.core.ids import WorkerId, new_incarnation
 from tandem.core.protocol_version import STREAM_VERSION
 from tandem.router.workers.connection import WorkerLink
 from tandem.router.workers.proto_convert import TokenChunk
-from tests.integration.router.house import Build, House, ask
+from tests.integration.router.house import Build, RouterHarness, ask
 from tests.integration.router.scripted_worker import Script
 from tools.waiting import wait_for
 
 D = WorkerId("decode-0")
 
 
-def link_of(house: House) -> WorkerLink:
+def link_of(house: RouterHarness) -> WorkerLink:
     link = house.router.table.link(D)
     assert link is not None
     return link

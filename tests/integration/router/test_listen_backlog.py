@@ -85,7 +85,7 @@ def test_a_connection_that_has_said_nothing_yet_is_waited_for(monkeypatch: pytes
     async def run() -> None:
         async with _serving() as (server, listener):
             streams = [await asyncio.open_connection("127.0.0.1", port_of(listener)) for _ in range(8)]
-            last = asyncio.create_task(server.hear_the_last())
+            last = asyncio.create_task(server.finish_requests())
             await asyncio.wait([last], timeout=0.5)
             assert not last.done(), "eight clients may still ask"
             for reader, writer in streams:
@@ -101,7 +101,7 @@ def test_who_says_nothing_is_waited_for_no_longer_than_that(monkeypatch: pytest.
     async def run() -> None:
         async with _serving() as (server, listener):
             reader, writer = await asyncio.open_connection("127.0.0.1", port_of(listener))
-            await server.hear_the_last()
+            await server.finish_requests()
             server.stop()
             assert await reader.read() == b""
             writer.close()

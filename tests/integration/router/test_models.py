@@ -15,7 +15,7 @@ import pytest
 from tandem.core.config import ServedModel
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
-from tests.integration.router.house import MODEL, TINY, House, builder
+from tests.integration.router.house import MODEL, TINY, RouterHarness, builder
 
 SMALL_CONTEXT = 96
 
@@ -33,7 +33,7 @@ def other_model(folder: Path) -> ServedModel:
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RouterHarness]:
     """Two models, a pair of workers each."""
     folder = tmp_path_factory.mktemp("models")
     with builder(folder) as make:
@@ -42,7 +42,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         yield house
 
 
-def asked(house: House) -> list[str]:
+def asked(house: RouterHarness) -> list[str]:
     """Workers that requests of clients went to since the last call, sorted."""
     names = [name for name, worker in sorted(house.workers.items()) for _ in worker.submitted]
     for worker in house.workers.values():
@@ -50,7 +50,7 @@ def asked(house: House) -> list[str]:
     return names
 
 
-def test_models_are_listed_and_named(house: House) -> None:
+def test_models_are_listed_and_named(house: RouterHarness) -> None:
     with openai.OpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0) as client:
         assert [model.id for model in client.models.list()] == ["tandem-tiny", "tiny", "other", "second"]
         assert client.models.retrieve("second").id == "second"
@@ -65,7 +65,9 @@ def test_models_are_listed_and_named(house: House) -> None:
     ("names", "workers"),
     [(("tandem-tiny", "tiny"), ["decode-0", "prefill-0"]), (("other", "second"), ["decode-m2-0", "prefill-m2-0"])],
 )
-def test_a_request_goes_to_workers_of_its_model(house: House, names: tuple[str, ...], workers: list[str]) -> None:
+def test_a_request_goes_to_workers_of_its_model(
+    house: RouterHarness, names: tuple[str, ...], workers: list[str]
+) -> None:
     asked(house)
     for name in names:
         body = {"model": name, "prompt": "Hello", "max_tokens": 4}
@@ -78,7 +80,7 @@ def test_a_request_goes_to_workers_of_its_model(house: House, names: tuple[str, 
         assert asked(house) == workers
 
 
-def test_each_model_has_its_tokenizer_and_its_context(house: House) -> None:
+def test_each_model_has_its_tokenizer_and_its_context(house: RouterHarness) -> None:
     def count(name: str | None, **more: Any) -> httpx.Response:
         return httpx.post(f"{house.url}/tokenize", json=({"model": name} if name else {}) | more)
 

@@ -9,18 +9,18 @@ import openai
 import pytest
 
 from tandem.router.tokenization.tokenizer import Tokenizer
-from tests.integration.router.house import MODEL, House
+from tests.integration.router.house import MODEL, RouterHarness
 
 MESSAGES: Any = [{"role": "user", "content": "Say something."}]
 
 
 @pytest.fixture
-def client(shared: House) -> Any:
+def client(shared: RouterHarness) -> Any:
     with openai.OpenAI(base_url=f"{shared.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
-def test_chat_whole(client: openai.OpenAI, shared: House) -> None:
+def test_chat_whole(client: openai.OpenAI, shared: RouterHarness) -> None:
     answer = client.chat.completions.create(model="tandem-tiny", messages=MESSAGES, max_tokens=12, temperature=0)
     assert answer.choices[0].finish_reason == "length"
     assert answer.choices[0].message.role == "assistant"
@@ -91,7 +91,7 @@ def test_logprobs(client: openai.OpenAI) -> None:
     assert [len(top) for top in shown.top_logprobs] == [3] * 5
 
 
-def test_seed_is_fixed_by_the_router(client: openai.OpenAI, shared: House) -> None:
+def test_seed_is_fixed_by_the_router(client: openai.OpenAI, shared: RouterHarness) -> None:
     client.completions.create(model="tiny", prompt="a", max_tokens=2)
     client.completions.create(model="tiny", prompt="a", max_tokens=2)
     client.completions.create(model="tiny", prompt="a", max_tokens=2, seed=-5)
@@ -100,7 +100,7 @@ def test_seed_is_fixed_by_the_router(client: openai.OpenAI, shared: House) -> No
     assert third == -5
 
 
-def test_extra_fields_reach_the_worker(client: openai.OpenAI, shared: House) -> None:
+def test_extra_fields_reach_the_worker(client: openai.OpenAI, shared: RouterHarness) -> None:
     client.completions.create(
         model="tiny",
         prompt="a",
@@ -136,7 +136,7 @@ def test_what_other_servers_show_is_readable(client: openai.OpenAI) -> None:
     assert text.usage.completion_tokens == 12
 
 
-def test_models_and_tokenize(client: openai.OpenAI, shared: House) -> None:
+def test_models_and_tokenize(client: openai.OpenAI, shared: RouterHarness) -> None:
     assert [model.id for model in client.models.list()] == ["tandem-tiny", "tiny"]
     assert client.models.retrieve("tiny").owned_by == "tandem"
     tokens = httpx.post(f"{shared.url}/tokenize", json={"prompt": "Hello"}).json()
@@ -148,7 +148,7 @@ def test_models_and_tokenize(client: openai.OpenAI, shared: House) -> None:
     assert chat["count"] > 3
 
 
-def test_every_answer_crosses_and_hashes_agree(client: openai.OpenAI, shared: House) -> None:
+def test_every_answer_crosses_and_hashes_agree(client: openai.OpenAI, shared: RouterHarness) -> None:
     client.completions.create(model="tiny", prompt="word " * 100, max_tokens=3)
     prefill, decode = shared.workers["prefill-0"], shared.workers["decode-0"]
     assert prefill.submitted[-1].request == decode.submitted[-1].request
@@ -159,7 +159,7 @@ def test_every_answer_crosses_and_hashes_agree(client: openai.OpenAI, shared: Ho
     assert not decode.hash_mismatches
 
 
-def test_timing_comment(shared: House) -> None:
+def test_timing_comment(shared: RouterHarness) -> None:
     body = {"model": "tiny", "prompt": "a", "max_tokens": 4, "stream": True}
     text = httpx.post(f"{shared.url}/v1/completions", json=body, headers={"x-tandem-timing": "1"}).text
     lines = [line for line in text.splitlines() if line]
@@ -169,7 +169,7 @@ def test_timing_comment(shared: House) -> None:
     assert "tandem-timing" not in httpx.post(f"{shared.url}/v1/completions", json=body).text
 
 
-def test_metrics_and_status(shared: House) -> None:
+def test_metrics_and_status(shared: RouterHarness) -> None:
     assert shared.metric("tandem_requests_total") > 0
     assert shared.metric("tandem_handoff_overhead_seconds_count") > 0
     assert httpx.get(f"{shared.url}/livez").status_code == 200

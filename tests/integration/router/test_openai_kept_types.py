@@ -13,7 +13,7 @@ from openai.types import Batch, FileDeleted, FileObject
 from openai.types.responses import Response, ResponseItem, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
-from tests.integration.router.house import House
+from tests.integration.router.house import RouterHarness
 from tools.waiting import wait_for
 
 ASK: dict[str, Any] = {"model": "tiny", "input": "Say something.", "max_output_tokens": 6, "temperature": 0}
@@ -30,7 +30,7 @@ ITEM: TypeAdapter[ResponseItem] = TypeAdapter(ResponseItem)
 LINE = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "tiny", "prompt": "Hi"}}
 
 
-def get(house: House, path: str, **query: Any) -> Any:
+def get(house: RouterHarness, path: str, **query: Any) -> Any:
     answer = httpx.get(f"{house.url}{path}", params=query)
     assert answer.status_code == 200, answer.text
     return answer.json()
@@ -53,7 +53,7 @@ def valid(kind: type[BaseModel], raw: Any) -> Any:
 @pytest.mark.parametrize(
     "more", [{}, TOLD_AGAIN, {"service_tier": "auto"}, {"store": False}], ids=lambda more: str(len(more))
 )
-def test_responses(keeping: House, more: dict[str, Any]) -> None:
+def test_responses(keeping: RouterHarness, more: dict[str, Any]) -> None:
     sent = httpx.post(f"{keeping.url}/v1/responses", json=ASK | more)
     assert sent.status_code == 200, sent.text
     answer = valid(Response, sent.json())
@@ -69,7 +69,7 @@ def test_responses(keeping: House, more: dict[str, Any]) -> None:
     assert deleted == {"id": answer.id, "object": "response", "deleted": True}
 
 
-def test_events_of_a_response(keeping: House) -> None:
+def test_events_of_a_response(keeping: RouterHarness) -> None:
     text = httpx.post(f"{keeping.url}/v1/responses", json={**ASK, "stream": True}).text
     assert "[DONE]" not in text
     kinds = []
@@ -81,7 +81,7 @@ def test_events_of_a_response(keeping: House) -> None:
     assert (kinds[0], kinds[-1]) == ("response.created", "response.incomplete")
 
 
-def test_files_and_batches(keeping: House) -> None:
+def test_files_and_batches(keeping: RouterHarness) -> None:
     data = json.dumps(LINE).encode()
     sent = httpx.post(f"{keeping.url}/v1/files", data={"purpose": "batch"}, files={"file": ("a.jsonl", data)})
     file = valid(FileObject, sent.json())
@@ -97,7 +97,7 @@ def test_files_and_batches(keeping: House) -> None:
     assert valid(FileDeleted, httpx.delete(f"{keeping.url}/v1/files/{file.id}").json()).deleted
 
 
-def test_the_client_is_told_that_there_are_no_embeddings(keeping: House) -> None:
+def test_the_client_is_told_that_there_are_no_embeddings(keeping: RouterHarness) -> None:
     with openai.OpenAI(base_url=f"{keeping.url}/v1", api_key="none", max_retries=0) as client:
         with pytest.raises(openai.NotFoundError, match="embeddings") as caught:
             client.embeddings.create(model="tiny", input="Hi")

@@ -10,7 +10,7 @@ import pytest
 from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from tests.integration.router.house import House
+from tests.integration.router.house import RouterHarness
 
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
 TEXT: dict[str, Any] = {"model": "tiny", "prompt": ["Hi", "Ho"], "max_tokens": 5}
@@ -23,7 +23,7 @@ OPTIONS: list[dict[str, Any]] = [
 LOGPROBS: dict[str, Any] = {"logprobs": True, "top_logprobs": 2}
 
 
-def post(house: House, path: str, body: dict[str, Any]) -> httpx.Response:
+def post(house: RouterHarness, path: str, body: dict[str, Any]) -> httpx.Response:
     answer = httpx.post(house.url + path, json=body)
     assert answer.status_code == 200, answer.text
     return answer
@@ -36,7 +36,7 @@ def events(answer: httpx.Response) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("options", [*OPTIONS, LOGPROBS])
-def test_chat(shared: House, options: dict[str, Any]) -> None:
+def test_chat(shared: RouterHarness, options: dict[str, Any]) -> None:
     body = CHAT | options
     streamed = events(post(shared, "/v1/chat/completions", body | {"stream": True}))
     assert all(ChatCompletionChunk.model_validate(event, strict=True).object for event in streamed)
@@ -46,7 +46,7 @@ def test_chat(shared: House, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("options", [*OPTIONS, {"logprobs": 2}])
-def test_completions(shared: House, options: dict[str, Any]) -> None:
+def test_completions(shared: RouterHarness, options: dict[str, Any]) -> None:
     body = TEXT | options
     streamed = events(post(shared, "/v1/completions", body | {"stream": True}))
     for event in streamed:  # the package has one type for both; a chunk's choice has no reason to end yet
@@ -58,7 +58,7 @@ def test_completions(shared: House, options: dict[str, Any]) -> None:
     assert len(whole.choices) == 2 * body.get("n", 1)
 
 
-def test_models(shared: House) -> None:
+def test_models(shared: RouterHarness) -> None:
     listed = httpx.get(f"{shared.url}/v1/models").json()["data"]
     for model in listed:
         assert Model.model_validate(model, strict=True).id == model["id"]

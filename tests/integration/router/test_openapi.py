@@ -9,7 +9,7 @@ import httpx
 from proof.api.schemathesis_run import run
 from tandem.core.config import StoreSection
 from tandem.statestore.embedded_redis import PrivateRedis
-from tests.integration.router.house import House, builder
+from tests.integration.router.house import RouterHarness, builder
 
 
 def test_schemathesis_finds_nothing(tmp_path: Path, redis: PrivateRedis) -> None:
@@ -29,7 +29,7 @@ def test_schemathesis_finds_nothing(tmp_path: Path, redis: PrivateRedis) -> None
             assert house.metric(f'tandem_requests_total{{api="{api}",outcome="internal"}}') == 0
 
 
-def test_the_document_is_served(shared: House) -> None:
+def test_the_document_is_served(shared: RouterHarness) -> None:
     document = httpx.get(f"{shared.url}/openapi.json").json()
     assert document["info"]["title"] == "Tandem"
     assert document["components"]["schemas"]["ChatRequest"]["properties"]["model"]["enum"] == ["tandem-tiny", "tiny"]

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from tandem.router.admin.page.static_files import HEADERS, STATIC
-from tests.integration.router.house import ADMIN_KEY, Build, House
+from tests.integration.router.house import ADMIN_KEY, Build, RouterHarness
 from tools.waiting import wait_for
 
 KEY = {"authorization": f"Bearer {ADMIN_KEY}"}
@@ -20,7 +20,7 @@ FILES = sorted(path.name for path in STATIC.iterdir())
 
 
 @contextlib.contextmanager
-def watching(house: House, **headers: str) -> Iterator[Iterator[tuple[str, Any]]]:
+def watching(house: RouterHarness, **headers: str) -> Iterator[Iterator[tuple[str, Any]]]:
     """Yield (section, its content) as they come."""
     with httpx.stream("GET", f"{house.admin_url}/admin/v1/live", headers=KEY | headers, timeout=20) as answer:
         assert answer.status_code == 200
@@ -38,7 +38,7 @@ def watching(house: House, **headers: str) -> Iterator[Iterator[tuple[str, Any]]
         yield said()
 
 
-def test_the_page_is_there_without_a_key_and_says_nothing(shared: House) -> None:
+def test_the_page_is_there_without_a_key_and_says_nothing(shared: RouterHarness) -> None:
     aside = httpx.get(f"{shared.admin_url}/ui")
     assert (aside.status_code, aside.headers["location"]) == (307, "ui/")
     page = httpx.get(f"{shared.admin_url}/ui/")
@@ -50,7 +50,7 @@ def test_the_page_is_there_without_a_key_and_says_nothing(shared: House) -> None
 
 
 @pytest.mark.parametrize("name", ["", "no such file", *FILES])
-def test_browsers_are_told_to_be_strict(shared: House, name: str) -> None:
+def test_browsers_are_told_to_be_strict(shared: RouterHarness, name: str) -> None:
     answer = httpx.get(f"{shared.admin_url}/ui/{name}")
     assert {key: answer.headers[key] for key in HEADERS} == HEADERS
     policy = dict(part.split(" ", 1) for part in answer.headers["content-security-policy"].split("; "))
@@ -59,7 +59,7 @@ def test_browsers_are_told_to_be_strict(shared: House, name: str) -> None:
     assert "unsafe" not in answer.headers["content-security-policy"]
 
 
-def test_a_file_that_is_known_is_not_sent_again(shared: House) -> None:
+def test_a_file_that_is_known_is_not_sent_again(shared: RouterHarness) -> None:
     url = f"{shared.admin_url}/ui/main.js"
     tag = httpx.get(url).headers["etag"]
     again = httpx.get(url, headers={"if-none-match": tag})
@@ -80,7 +80,7 @@ def test_files_need_nothing_from_elsewhere_and_nothing_inline(name: str) -> None
 
 
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}, {"cookie": f"key={ADMIN_KEY}"}])
-def test_nobody_looks_without_a_key(shared: House, headers: dict[str, str]) -> None:
+def test_nobody_looks_without_a_key(shared: RouterHarness, headers: dict[str, str]) -> None:
     for query in ("", f"?key={ADMIN_KEY}", f"?authorization=Bearer%20{ADMIN_KEY}"):
         answer = httpx.get(f"{shared.admin_url}/admin/v1/live{query}", headers=headers)
         assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
@@ -97,7 +97,7 @@ def test_an_api_key_looks_if_it_may(build: Build) -> None:
     assert statuses == [200, 403]
 
 
-def test_a_change_without_a_key_is_refused(shared: House) -> None:
+def test_a_change_without_a_key_is_refused(shared: RouterHarness) -> None:
     for path in ("desired/propose", "desired"):
         answer = httpx.post(f"{shared.admin_url}/admin/v1/{path}", json={"wish": {}})
         assert answer.status_code == 401, path

@@ -10,7 +10,7 @@ import pytest
 
 from tandem.core.config import Anonymous
 from tandem.router.admin.page.chat import API_KEY_HEADER, CHAT_PATH, MAX_CHAT_BYTES
-from tests.integration.router.house import ADMIN_KEY, Build, House
+from tests.integration.router.house import ADMIN_KEY, Build, RouterHarness
 from tests.integration.router.scripted_worker import Script
 from tools.waiting import wait_for
 
@@ -18,11 +18,11 @@ KEY = {"authorization": f"Bearer {ADMIN_KEY}"}
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, "temperature": 0}
 
 
-def chat(house: House, headers: dict[str, str] | None = None, **more: Any) -> httpx.Response:
+def chat(house: RouterHarness, headers: dict[str, str] | None = None, **more: Any) -> httpx.Response:
     return httpx.post(f"{house.admin_url}{CHAT_PATH}", headers=KEY | (headers or {}), json=BODY | more, timeout=15)
 
 
-def test_the_answer_is_the_api_s(shared: House) -> None:
+def test_the_answer_is_the_api_s(shared: RouterHarness) -> None:
     whole = chat(shared)
     direct = httpx.post(f"{shared.url}/v1/chat/completions", json=BODY, timeout=15)
     assert whole.status_code == 200
@@ -37,14 +37,14 @@ def test_the_answer_is_the_api_s(shared: House) -> None:
     assert httpx.get(url, headers=KEY).json()["spans"], "its waterfall is found by the id of the answer"
 
 
-def test_what_the_api_refuses_is_passed_on(shared: House) -> None:
+def test_what_the_api_refuses_is_passed_on(shared: RouterHarness) -> None:
     answer = chat(shared, model="another")
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
     assert chat(shared, max_tokens=-1).status_code == 400
 
 
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}])
-def test_nobody_chats_without_a_key(shared: House, headers: dict[str, str]) -> None:
+def test_nobody_chats_without_a_key(shared: RouterHarness, headers: dict[str, str]) -> None:
     answer = httpx.post(f"{shared.admin_url}{CHAT_PATH}", headers=headers, json=BODY)
     assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
 

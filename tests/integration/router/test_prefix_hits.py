@@ -9,14 +9,14 @@ import httpx
 import pytest
 
 from tandem.core import metric_names as names
-from tests.integration.router.house import Build, House
+from tests.integration.router.house import Build, RouterHarness
 from tests.integration.router.scripted_worker import Script
 
 PROMPT = [(7 * k) % 3000 + 600 for k in range(100)]
 KNOWN = 96
 
 
-def ask(house: House, prompt: list[int], timeout_s: float = 15) -> httpx.Response:
+def ask(house: RouterHarness, prompt: list[int], timeout_s: float = 15) -> httpx.Response:
     body = {"model": "tiny", "prompt": prompt, "max_tokens": 4, "temperature": 0}
     return httpx.post(f"{house.url}/v1/completions", json=body, timeout=timeout_s, headers={"x-tandem-timing": "1"})
 
@@ -26,11 +26,11 @@ def predicted(answer: httpx.Response) -> int:
     return int(json.loads(answer.headers["x-tandem-timing"])["predicted_cached_tokens"])
 
 
-def hits(house: House) -> tuple[float, float]:
+def hits(house: RouterHarness) -> tuple[float, float]:
     return house.metric(names.PREFIX_PREDICTED), house.metric(names.PREFIX_ACTUAL)
 
 
-def mismatches(house: House, basis: str, found: str) -> float:
+def mismatches(house: RouterHarness, basis: str, found: str) -> float:
     return house.metric(f'{names.PREFIX_MISMATCHES}{{basis="{basis}",found="{found}"}}')
 
 

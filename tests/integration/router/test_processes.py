@@ -26,7 +26,7 @@ from tandem.core.errors import StartupError
 from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
 from tandem.core.secret import ClusterSecret
-from tandem.router.admin.replicated_settings import Orders
+from tandem.router.admin.replicated_settings import ReplicatedSettings
 from tandem.router.server import multiprocess
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
@@ -85,7 +85,7 @@ def test_a_process_that_does_not_get_to_listen_is_ended_so_that_it_can_be_starte
     monkeypatch.setattr(multiprocess, "READY_S", 0.05)  # no interpreter starts in that
 
     async def run() -> None:
-        late = multiprocess.Process(config, 0, Orders(), MonotonicClock())
+        late = multiprocess.Process(config, 0, ReplicatedSettings(), MonotonicClock())
         with pytest.raises(StartupError, match="did not listen"):
             await late.start()
         async with asyncio.timeout(PATIENCE_S):

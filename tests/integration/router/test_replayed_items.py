@@ -26,7 +26,7 @@ from pydantic import BaseModel, TypeAdapter
 from tandem.router.api.http.response_models_storage import InputItemList
 from tandem.router.tokenization.tokenizer import Tokenizer
 from tandem.statestore.embedded_redis import PrivateRedis
-from tests.integration.router.house import MODEL, TINY, House, builder
+from tests.integration.router.house import MODEL, TINY, RouterHarness, builder
 
 TEMPLATE = (
     "{% for one in messages %}[{{ one.role }}:"
@@ -83,7 +83,7 @@ SHAPES: dict[str, tuple[list[BaseModel], str]] = {
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory, redis: PrivateRedis) -> Iterator[House]:
+def house(tmp_path_factory: pytest.TempPathFactory, redis: PrivateRedis) -> Iterator[RouterHarness]:
     """A test router with a template that writes out roles, and thoughts under every name."""
     folder = tmp_path_factory.mktemp("router")
     (folder / "t.jinja").write_text(TEMPLATE)
@@ -94,7 +94,7 @@ def house(tmp_path_factory: pytest.TempPathFactory, redis: PrivateRedis) -> Iter
 
 
 @pytest.fixture
-def client(house: House) -> Iterator[openai.OpenAI]:
+def client(house: RouterHarness) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
@@ -103,13 +103,13 @@ def ask(client: openai.OpenAI, given: Any, **more: Any) -> Any:
     return client.responses.create(model="tiny", input=given, max_output_tokens=4, **more)
 
 
-def prompt_of(house: House) -> str:
+def prompt_of(house: RouterHarness) -> str:
     """The last prompt that a worker got."""
     return Tokenizer.load(MODEL).decode_all(list(house.workers["decode-0"].submitted[-1].prompt))
 
 
 @pytest.mark.parametrize("dumped", [{}, {"exclude_none": True}, {"exclude_unset": True}], ids=str)
-def test_an_answer_and_its_input_come_back(client: openai.OpenAI, house: House, dumped: Any) -> None:
+def test_an_answer_and_its_input_come_back(client: openai.OpenAI, house: RouterHarness, dumped: Any) -> None:
     first = ask(client, "Hi")
     listed = client.responses.input_items.list(first.id)
     given = [item.model_dump(**dumped) for item in (*listed, *first.output)]
@@ -119,7 +119,7 @@ def test_an_answer_and_its_input_come_back(client: openai.OpenAI, house: House, 
 
 @pytest.mark.parametrize("dumped", [{}, {"exclude_none": True}, {"exclude_unset": True}], ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_what_servers_send_comes_back(client: openai.OpenAI, house: House, shape: str, dumped: Any) -> None:
+def test_what_servers_send_comes_back(client: openai.OpenAI, house: RouterHarness, shape: str, dumped: Any) -> None:
     items, words = SHAPES[shape]
     answer = ask(client, [*(item.model_dump(**dumped) for item in items), {"role": "user", "content": "And?"}])
     assert prompt_of(house) == f"{words}[user:And?]"

@@ -15,7 +15,7 @@ from tandem.router.tokenization.tokenizer import Tokenizer
 from tandem.statestore.connection import connect
 from tandem.statestore.embedded_redis import PrivateRedis
 from tandem.statestore.keys import Keys
-from tests.integration.router.house import MODEL, Build, House
+from tests.integration.router.house import MODEL, Build, RouterHarness
 from tests.integration.router.scripted_worker import Script
 from tools.made_up_worker import EOS
 
@@ -23,22 +23,22 @@ ASK: dict[str, Any] = {"model": "tiny", "input": "Say something.", "max_output_t
 
 
 @pytest.fixture
-def client(keeping: House) -> Iterator[openai.OpenAI]:
+def client(keeping: RouterHarness) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{keeping.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
-def prompt_of(house: House) -> str:
+def prompt_of(house: RouterHarness) -> str:
     """The last prompt that a worker got, as text with its special tokens."""
     return Tokenizer.load(MODEL).decode_all(list(house.workers["decode-0"].submitted[-1].prompt))
 
 
-def text_of(house: House) -> str:
+def text_of(house: RouterHarness) -> str:
     worker = house.workers["decode-0"]
     return Tokenizer.load(MODEL).decode(worker.script.answer(worker.submitted[-1], 0))
 
 
-def test_whole(client: openai.OpenAI, keeping: House) -> None:
+def test_whole(client: openai.OpenAI, keeping: RouterHarness) -> None:
     answer = client.responses.create(**ASK, instructions="Be brief.", metadata={"a": "b"}, top_p=0.5)
     assert answer.output_text == text_of(keeping)
     assert (answer.status, answer.object, answer.model) == ("incomplete", "response", "tiny")
@@ -57,7 +57,7 @@ def test_whole(client: openai.OpenAI, keeping: House) -> None:
     assert client.responses.retrieve(answer.id).model_dump() == answer.model_dump()
 
 
-def test_an_answer_that_ends_by_itself_is_completed(client: openai.OpenAI, keeping: House) -> None:
+def test_an_answer_that_ends_by_itself_is_completed(client: openai.OpenAI, keeping: RouterHarness) -> None:
     script = keeping.workers["decode-0"].script
     before = script.answer
     for worker in keeping.workers.values():
@@ -72,7 +72,7 @@ def test_an_answer_that_ends_by_itself_is_completed(client: openai.OpenAI, keepi
             worker.script.answer = before
 
 
-def test_the_stream_says_the_same(client: openai.OpenAI, keeping: House) -> None:
+def test_the_stream_says_the_same(client: openai.OpenAI, keeping: RouterHarness) -> None:
     whole = client.responses.create(**ASK)
     with client.responses.stream(**ASK) as stream:
         events = list(stream)
@@ -99,7 +99,7 @@ def test_the_stream_says_the_same(client: openai.OpenAI, keeping: House) -> None
     assert client.responses.retrieve(last.response.id).output_text == whole.output_text
 
 
-def test_a_conversation_goes_on(client: openai.OpenAI, keeping: House) -> None:
+def test_a_conversation_goes_on(client: openai.OpenAI, keeping: RouterHarness) -> None:
     first = client.responses.create(model="tiny", input="My name is Ada.", instructions="A", max_output_tokens=5)
     second = client.responses.create(
         model="tiny", input="Who am I?", previous_response_id=first.id, instructions="B", max_output_tokens=5
@@ -186,14 +186,14 @@ def test_ids_that_are_none(client: openai.OpenAI, name: str) -> None:
         ({"bogus": 1}, "bogus", 400),
     ],
 )
-def test_wrong_requests(keeping: House, changes: dict[str, Any], param: str, status: int) -> None:
+def test_wrong_requests(keeping: RouterHarness, changes: dict[str, Any], param: str, status: int) -> None:
     answer = httpx.post(f"{keeping.url}/v1/responses", json={**ASK, **changes})
     assert answer.status_code == status, answer.text
     if status != 200:
         assert answer.json()["error"]["param"] == param
 
 
-def test_queries_that_are_not_there(client: openai.OpenAI, keeping: House) -> None:
+def test_queries_that_are_not_there(client: openai.OpenAI, keeping: RouterHarness) -> None:
     answer = client.responses.create(**ASK)
     for query in ("stream=true", "include[]=message.output_text.logprobs"):
         refused = httpx.get(f"{keeping.url}/v1/responses/{answer.id}?{query}")

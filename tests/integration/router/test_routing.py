@@ -12,20 +12,20 @@ import pytest
 
 from tandem.core.config import Disaggregation, PolicyName
 from tandem.rpc.v1 import worker_pb2 as w
-from tests.integration.router.house import ADMIN_KEY, Build, House
+from tests.integration.router.house import ADMIN_KEY, Build, RouterHarness
 from tests.integration.router.scripted_worker import Script
 
 HEADERS = {"authorization": f"Bearer {ADMIN_KEY}"}
 
 
-def admin(house: House, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
+def admin(house: RouterHarness, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
     url = f"{house.admin_url}/admin/v1/route/{path}"
     answer = httpx.get(url, headers=HEADERS) if body is None else httpx.post(url, headers=HEADERS, json=body)
     found: dict[str, Any] = answer.json()
     return answer.status_code, found
 
 
-def complete(house: House, headers: dict[str, str] | None = None, **more: Any) -> httpx.Response:
+def complete(house: RouterHarness, headers: dict[str, str] | None = None, **more: Any) -> httpx.Response:
     body = {"model": "tiny", "prompt": "Hello there", "max_tokens": 4, "temperature": 0, **more}
     return httpx.post(f"{house.url}/v1/completions", json=body, headers=headers, timeout=60)
 

@@ -16,7 +16,7 @@ from tandem.statestore.connection import connect
 from tandem.statestore.keys import Keys
 from tandem.statestore.stores.desired import DesiredStateStore
 from tandem.statestore.stores.events import ClusterEventStore
-from tests.integration.router.house import ADMIN_KEY, Build, House
+from tests.integration.router.house import ADMIN_KEY, Build, RouterHarness
 
 START = DesiredState(version=1, max_ranks=6, pools=(
     Pool(name="prefill", model="tiny", role=RoleName.PREFILL, count=1),
@@ -25,13 +25,13 @@ START = DesiredState(version=1, max_ranks=6, pools=(
 
 
 @pytest.fixture
-def house(build: Build, redis_url: str) -> House:
+def house(build: Build, redis_url: str) -> RouterHarness:
     house = build(redis_url=redis_url, decode=2)
     save(house, START)
     return house
 
 
-def save(house: House, state: DesiredState) -> None:
+def save(house: RouterHarness, state: DesiredState) -> None:
     async def run() -> None:
         redis = await connect(house.config.redis_url)
         assert await DesiredStateStore(redis, Keys(house.config.cluster)).save(state, state.version - 1)
@@ -40,18 +40,18 @@ def save(house: House, state: DesiredState) -> None:
     asyncio.run(run())
 
 
-def ask(house: House, path: str, body: Any = None) -> tuple[int, dict[str, Any]]:
+def ask(house: RouterHarness, path: str, body: Any = None) -> tuple[int, dict[str, Any]]:
     headers = {"authorization": f"Bearer {ADMIN_KEY}"}
     url = f"{house.admin_url}/admin/v1{path}"
     answer = httpx.get(url, headers=headers) if body is None else httpx.post(url, headers=headers, json=body)
     return answer.status_code, answer.json()
 
 
-def propose(house: House, wish: dict[str, Any], **current: int) -> tuple[int, dict[str, Any]]:
+def propose(house: RouterHarness, wish: dict[str, Any], **current: int) -> tuple[int, dict[str, Any]]:
     return ask(house, "/desired/propose", {"wish": wish, "current": current})
 
 
-def test_a_proposal_changes_nothing_and_is_written_as_it_was_shown(house: House) -> None:
+def test_a_proposal_changes_nothing_and_is_written_as_it_was_shown(house: RouterHarness) -> None:
     status, found = propose(house, {"verb": "scale", "counts": {"decode": 1, "prefill": 2}}, prefill=1, decode=2)
     assert (status, found["is_changed"]) == (200, True)
     assert ask(house, "/desired")[1]["desired"] == found["before"]
@@ -63,7 +63,7 @@ def test_a_proposal_changes_nothing_and_is_written_as_it_was_shown(house: House)
     assert (again["is_changed"], again["changes"], again["after"]) == (False, [], found["after"])
 
 
-def test_the_second_of_two_writers_is_told(house: House) -> None:
+def test_the_second_of_two_writers_is_told(house: RouterHarness) -> None:
     one = propose(house, {"verb": "scale", "counts": {"decode": 3}})[1]
     two = propose(house, {"verb": "restart", "worker": "decode-0"})[1]
     assert ask(house, "/desired", {"state": one["after"]})[0] == 200
@@ -72,7 +72,7 @@ def test_the_second_of_two_writers_is_told(house: House) -> None:
     assert "it was made for version 1, and there is version 2" in refused["error"]["message"]
 
 
-def test_a_rollout_that_ends_meanwhile_is_a_conflict_too(house: House) -> None:
+def test_a_rollout_that_ends_meanwhile_is_a_conflict_too(house: RouterHarness) -> None:
     """Its last step changes the revision of the pools, which no other writer may."""
     after = propose(house, {"verb": "restart", "worker": "decode-0"})[1]["after"]
     done = tuple(replace(pool, revision="r2") for pool in START.pools)
@@ -104,13 +104,13 @@ def test_a_rollout_that_ends_meanwhile_is_a_conflict_too(house: House) -> None:
     ],
 )
 def test_what_cannot_be_wished(
-    house: House, wish: dict[str, Any], current: dict[str, int], status: int, message: str
+    house: RouterHarness, wish: dict[str, Any], current: dict[str, int], status: int, message: str
 ) -> None:
     found, answer = propose(house, wish, **current)
     assert (found, message in answer["error"]["message"]) == (status, True), answer
 
 
-def test_a_drain_a_ratio_and_their_end(house: House) -> None:
+def test_a_drain_a_ratio_and_their_end(house: RouterHarness) -> None:
     drained = propose(house, {"verb": "drain", "worker": "decode-1", "deadline_s": 4.0})[1]["after"]
     assert ask(house, "/desired", {"state": drained})[0] == 200
     deadlines = {member["worker_id"]: member["drain_deadline_s"] for member in drained["members"]}
@@ -121,7 +121,7 @@ def test_a_drain_a_ratio_and_their_end(house: House) -> None:
     assert [pool["count"] for pool in split["pools"]] == [3, 1]
 
 
-def test_only_counts_and_members_can_be_written(house: House) -> None:
+def test_only_counts_and_members_can_be_written(house: RouterHarness) -> None:
     after = propose(house, {"verb": "scale", "counts": {"decode": 3}})[1]["after"]
     other_model = [{**pool, "model": "other"} for pool in after["pools"]]
     for change in ({"max_ranks": 0}, {"is_stopped": True}, {"pools": other_model}):
@@ -138,7 +138,7 @@ def test_only_counts_and_members_can_be_written(house: House) -> None:
     assert (status, "counts 3 workers and names 2" in answer["error"]["message"]) == (409, True)
 
 
-def test_a_cluster_that_stops_takes_no_wishes(house: House) -> None:
+def test_a_cluster_that_stops_takes_no_wishes(house: RouterHarness) -> None:
     save(house, DesiredState(version=2, pools=START.pools, is_stopped=True))
     status, answer = propose(house, {"verb": "scale", "counts": {"decode": 3}})
     assert (status, "is being stopped" in answer["error"]["message"]) == (409, True)
@@ -151,7 +151,7 @@ def test_without_a_store_nobody_reconciles(build: Build) -> None:
         assert (status, "nothing says what this cluster should be" in answer["error"]["message"]) == (503, True)
 
 
-def test_events_are_read_from_any_place_on(house: House) -> None:
+def test_events_are_read_from_any_place_on(house: RouterHarness) -> None:
     every = [ClusterEvent(time_s=n, kind=EventKind.READY, subject=f"w-{n}", reason="r") for n in range(5)]
 
     async def append() -> None:

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
 from tandem.rpc.v1 import worker_pb2 as w
-from tests.integration.router.house import MODEL, Build, House
+from tests.integration.router.house import MODEL, Build, RouterHarness
 from tests.integration.router.scripted_worker import Script
 
 PROMPT = "Return a list of the names"
@@ -23,21 +23,21 @@ BOS = "<|bos|>"
 WORDS = [TOKENIZER.decode([token], skip_special_tokens=False) for token in IDS]
 
 
-def complete(house: House, **body: Any) -> dict[str, Any]:
+def complete(house: RouterHarness, **body: Any) -> dict[str, Any]:
     common = {"model": "tiny", "prompt": PROMPT, "max_tokens": 6}
     answer = httpx.post(f"{house.url}/v1/completions", json={**common, **body}, timeout=30)
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
 
 
-def chat(house: House, **body: Any) -> dict[str, Any]:
+def chat(house: RouterHarness, **body: Any) -> dict[str, Any]:
     common = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 6}
     answer = httpx.post(f"{house.url}/v1/chat/completions", json={**common, **body}, timeout=30)
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
 
 
-def stream(house: House, path: str, **body: Any) -> list[dict[str, Any]]:
+def stream(house: RouterHarness, path: str, **body: Any) -> list[dict[str, Any]]:
     common = {"model": "tiny", "max_tokens": 6, "stream": True}
     answer = httpx.post(f"{house.url}{path}", json={**common, **body}, timeout=30)
     lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
@@ -45,12 +45,12 @@ def stream(house: House, path: str, **body: Any) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines[:-1]]
 
 
-def generate(house: House, request: i.GenerateRequest) -> list[i.GenerateResponse]:
+def generate(house: RouterHarness, request: i.GenerateRequest) -> list[i.GenerateResponse]:
     with grpc.insecure_channel(f"127.0.0.1:{house.ports['grpc']}") as channel:
         return list(i_grpc.InferenceStub(channel).Generate(request, timeout=15))
 
 
-def said(house: House, choice: int = 0) -> list[int]:
+def said(house: RouterHarness, choice: int = 0) -> list[int]:
     """Return the workers' answer to PROMPT."""
     submit = next(s for s in house.workers["prefill-0"].submitted[::-1] if list(s.prompt) == IDS)
     return house.workers["prefill-0"].script.answer(submit, choice)
@@ -59,7 +59,7 @@ def said(house: House, choice: int = 0) -> list[int]:
 # ---- echo ----------------------------------------------------------------------------------------------------------
 
 
-def test_echo(shared: House) -> None:
+def test_echo(shared: RouterHarness) -> None:
     plain = complete(shared, seed=1)["choices"][0]["text"]
     for prompt, shown in ((PROMPT, PROMPT), (IDS, BOS + PROMPT)):
         answer = complete(shared, prompt=prompt, echo=True, seed=1)
@@ -71,13 +71,13 @@ def test_echo(shared: House) -> None:
     assert "".join(part["choices"][0]["text"] for part in parts) == PROMPT + plain
 
 
-def test_a_stop_string_in_the_prompt_stops_nothing(shared: House) -> None:
+def test_a_stop_string_in_the_prompt_stops_nothing(shared: RouterHarness) -> None:
     choice = complete(shared, echo=True, stop="list")["choices"][0]
     assert choice["text"].startswith(PROMPT)
     assert choice["finish_reason"] == "length"
 
 
-def test_echo_with_logprobs(shared: House) -> None:
+def test_echo_with_logprobs(shared: RouterHarness) -> None:
     text = complete(shared, seed=1, logprobs=2, echo=True)["choices"][0]
     logprobs = text["logprobs"]
     assert logprobs["tokens"][: len(IDS)] == WORDS
@@ -94,7 +94,7 @@ def test_echo_with_logprobs(shared: House) -> None:
     assert [offset - len(PROMPT) for offset in offsets[len(IDS) :]] == plain["text_offset"]
 
 
-def test_echo_with_logprobs_in_a_stream(shared: House) -> None:
+def test_echo_with_logprobs_in_a_stream(shared: RouterHarness) -> None:
     parts = stream(shared, "/v1/completions", prompt=PROMPT, echo=True, logprobs=0, seed=1)
     whole = complete(shared, echo=True, logprobs=0, seed=1)["choices"][0]
     for name in ("tokens", "token_logprobs", "text_offset", "top_logprobs"):
@@ -103,7 +103,7 @@ def test_echo_with_logprobs_in_a_stream(shared: House) -> None:
 
 
 @pytest.mark.parametrize("logprobs", [None, 1])
-def test_echo_alone(shared: House, logprobs: int | None) -> None:
+def test_echo_alone(shared: RouterHarness, logprobs: int | None) -> None:
     answer = complete(shared, echo=True, max_tokens=0, logprobs=logprobs)
     (choice,) = answer["choices"]
     assert (choice["text"], choice["finish_reason"]) == (PROMPT, "length")
@@ -114,7 +114,7 @@ def test_echo_alone(shared: House, logprobs: int | None) -> None:
     shared.wait(lambda: not shared.router.dispatcher.flights)
 
 
-def test_offsets_of_a_prompt_with_split_characters(shared: House) -> None:
+def test_offsets_of_a_prompt_with_split_characters(shared: RouterHarness) -> None:
     prompt = "naïve 🎉 party – 東京"
     choice = complete(shared, prompt=prompt, echo=True, max_tokens=0, logprobs=0)["choices"][0]
     assert choice["text"] == prompt
@@ -146,7 +146,7 @@ def check_prompt(known: list[Any], ids: list[int], count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 20])
-def test_prompt_logprobs_of_completions(shared: House, count: int) -> None:
+def test_prompt_logprobs_of_completions(shared: RouterHarness, count: int) -> None:
     answer = complete(shared, prompt_logprobs=count, n=2)
     for choice in answer["choices"]:
         check_prompt(choice["prompt_logprobs"], IDS, count)
@@ -154,13 +154,13 @@ def test_prompt_logprobs_of_completions(shared: House, count: int) -> None:
     assert "prompt_logprobs" not in complete(shared)["choices"][0]
 
 
-def test_prompt_logprobs_of_chats(shared: House) -> None:
+def test_prompt_logprobs_of_chats(shared: RouterHarness) -> None:
     answer = chat(shared, prompt_logprobs=2, return_token_ids=True)
     check_prompt(answer["prompt_logprobs"], answer["prompt_token_ids"], 2)
     assert "prompt_logprobs" not in answer["choices"][0]
 
 
-def test_prompt_logprobs_beside_echo(shared: House) -> None:
+def test_prompt_logprobs_beside_echo(shared: RouterHarness) -> None:
     choice = complete(shared, prompt_logprobs=3, echo=True, logprobs=1)["choices"][0]
     check_prompt(choice["prompt_logprobs"], IDS, 3)
     assert [len(top) for top in choice["logprobs"]["top_logprobs"][1 : len(IDS)]] == [2] * (len(IDS) - 1)
@@ -169,7 +169,7 @@ def test_prompt_logprobs_beside_echo(shared: House) -> None:
 # ---- token ids -----------------------------------------------------------------------------------------------------
 
 
-def test_token_ids(shared: House) -> None:
+def test_token_ids(shared: RouterHarness) -> None:
     answer = complete(shared, return_token_ids=True, n=2)
     for index, choice in enumerate(answer["choices"]):
         assert (choice["prompt_token_ids"], choice["token_ids"]) == (IDS, said(shared, index))
@@ -180,7 +180,7 @@ def test_token_ids(shared: House) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_token_ids_in_a_stream(shared: House, path: str) -> None:
+def test_token_ids_in_a_stream(shared: RouterHarness, path: str) -> None:
     prompt: dict[str, Any] = {"prompt": [PROMPT, "Hi"]}
     if "chat" in path:
         prompt = {"messages": [{"role": "user", "content": "Hi"}], "n": 2}
@@ -218,7 +218,7 @@ def test_best_of(build: Build) -> None:
 # ---- gRPC ----------------------------------------------------------------------------------------------------------
 
 
-def test_grpc_shows_the_same(shared: House) -> None:
+def test_grpc_shows_the_same(shared: RouterHarness) -> None:
     sampling = i.GenerateSampling(max_tokens=6, seed=1, prompt_logprobs=2)
     request = i.GenerateRequest(model="tiny", text=PROMPT, sampling=sampling, echo=True, return_prompt_token_ids=True)
     responses = generate(shared, request)
@@ -232,7 +232,7 @@ def test_grpc_shows_the_same(shared: House) -> None:
     assert not any(response.prompt_logprobs or response.prompt_token_ids for response in responses[1:])
 
 
-def test_grpc_best_of(shared: House) -> None:
+def test_grpc_best_of(shared: RouterHarness) -> None:
     sampling = i.GenerateSampling(max_tokens=6, seed=1, n=2, best_of=4)
     responses = generate(shared, i.GenerateRequest(model="tiny", text=PROMPT, sampling=sampling))
     assert len(responses) == 2

@@ -12,7 +12,7 @@ import pytest
 
 from tandem.core.config import Disaggregation
 from tandem.rpc.v1 import worker_pb2 as w
-from tests.integration.router.house import Build, House, ask, builder
+from tests.integration.router.house import Build, RouterHarness, ask, builder
 from tests.integration.router.scripted_worker import Script, ScriptedWorker
 from tests.integration.router.transcript import Transcript, read_stream, read_whole
 
@@ -31,7 +31,7 @@ ASKS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RouterHarness]:
     """Two of each; every answer has to cross, so that only another worker of the role can help."""
     with builder(tmp_path_factory.mktemp("router")) as make:
         house = make(prefill=2, decode=2, mode=Disaggregation.ALWAYS, max_attempts=8)
@@ -39,7 +39,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 
 
 @pytest.fixture(autouse=True)
-def _all_well(house: House) -> Iterator[None]:
+def _all_well(house: RouterHarness) -> Iterator[None]:
     _set(house, "", Script())
     for name in house.workers:
         link = house.router.table.link(house.workers[name].worker)
@@ -52,7 +52,7 @@ def _all_well(house: House) -> Iterator[None]:
     assert all(not link.requests for link in house.router.table.links)
 
 
-def get(house: House, body: dict[str, Any]) -> Transcript:
+def get(house: RouterHarness, body: dict[str, Any]) -> Transcript:
     path = "chat/completions" if "messages" in body else "completions"
     answer = httpx.post(f"{house.url}/v1/{path}", json={"model": "tiny", **body}, timeout=30)
     assert answer.status_code == 200, answer.text
@@ -62,13 +62,15 @@ def get(house: House, body: dict[str, Any]) -> Transcript:
     return transcript
 
 
-def _set(house: House, role: str, script: Script) -> None:
+def _set(house: RouterHarness, role: str, script: Script) -> None:
     for name, worker in house.workers.items():
         if name.startswith(role):
             worker.script = replace(script)
 
 
-def _strike(house: House, role: str, trouble: Script, body: dict[str, Any], is_due: Any, strike: Any) -> Transcript:
+def _strike(
+    house: RouterHarness, role: str, trouble: Script, body: dict[str, Any], is_due: Any, strike: Any
+) -> Transcript:
     """Ask with `trouble` at all workers of `role`; once `is_due`, `strike` the one that has the request. The others,
     and that one for later requests, are well."""
     _set(house, role, trouble)
@@ -84,7 +86,7 @@ def _strike(house: House, role: str, trouble: Script, body: dict[str, Any], is_d
         return waiting.result(30)
 
 
-def _tokens_so_far(house: House) -> int:
+def _tokens_so_far(house: RouterHarness) -> int:
     return max((flight.output_tokens for flight in house.router.dispatcher.flights), default=0)
 
 
@@ -98,7 +100,7 @@ def _tokens_so_far(house: House) -> int:
     ],
     ids=["prefill", "transfer", "mid-stream", "last token"],
 )  # fmt: skip
-def test_a_worker_dies(house: House, kind: str, role: str, trouble: Script, tokens: int) -> None:
+def test_a_worker_dies(house: RouterHarness, kind: str, role: str, trouble: Script, tokens: int) -> None:
     body = ASKS[kind]
     undisturbed = get(house, body)
     again = house.metric('tandem_reattempts_total{cause="lost"}')
@@ -118,7 +120,7 @@ def test_a_worker_dies(house: House, kind: str, role: str, trouble: Script, toke
         ("internal", "broken"), ("cancelled", "lost"),
     ],
 )  # fmt: skip
-def test_a_worker_refuses(house: House, role: str, code: str, cause: str) -> None:
+def test_a_worker_refuses(house: RouterHarness, role: str, code: str, cause: str) -> None:
     """All of them at first, so that one of them has to get a second chance."""
     undisturbed = get(house, ASKS["n=2"])
     _set(house, role, Script(refuse=(code, "not today")))
@@ -134,7 +136,7 @@ def test_a_worker_refuses(house: House, role: str, code: str, cause: str) -> Non
 
 
 @pytest.mark.parametrize(("role", "stall_at"), [("prefill", 0), ("decode", 5)])
-def test_a_worker_falls_silent(house: House, role: str, stall_at: int) -> None:
+def test_a_worker_falls_silent(house: RouterHarness, role: str, stall_at: int) -> None:
     undisturbed = get(house, ASKS["stream"])
     trouble = Script(stall_at=stall_at)
 
@@ -147,7 +149,7 @@ def test_a_worker_falls_silent(house: House, role: str, stall_at: int) -> None:
     assert _strike(house, role, trouble, ASKS["stream"], due, mute) == undisturbed
 
 
-def test_a_stop_string_across_a_death(house: House) -> None:
+def test_a_stop_string_across_a_death(house: RouterHarness) -> None:
     """It begins in the first worker's output and ends in the second one's."""
     whole = get(house, COMPLETION | {"logprobs": 0}).choices[0]
     offsets = [entry[-1] for entry in whole.logprobs]
@@ -164,7 +166,7 @@ def test_a_stop_string_across_a_death(house: House) -> None:
     assert struck == undisturbed
 
 
-def test_one_after_the_other_dies(house: House) -> None:
+def test_one_after_the_other_dies(house: RouterHarness) -> None:
     """A decode worker, then the prefill worker of the next attempt, then another decode worker."""
     undisturbed = get(house, ASKS["n=2"])
     _set(house, "decode", Script(stall_at=4))
@@ -191,7 +193,7 @@ def test_one_after_the_other_dies(house: House) -> None:
         assert waiting.result(30) == undisturbed
 
 
-def test_several_prompts_in_one_answer(house: House) -> None:
+def test_several_prompts_in_one_answer(house: RouterHarness) -> None:
     body = COMPLETION | STREAM | {"prompt": ["Hello", "Good day", "Well"], "n": 2, "temperature": 1, "seed": 3}
     undisturbed = get(house, body)
     _set(house, "decode", Script(stall_at=6))
@@ -242,7 +244,7 @@ def test_without_a_prefill_worker_the_decode_worker_does_all(build: Build) -> No
     house.wait_ready()
 
 
-def test_the_request_s_own_fault_is_tried_once(house: House) -> None:
+def test_the_request_s_own_fault_is_tried_once(house: RouterHarness) -> None:
     _set(house, "decode", Script(refuse=("context_length_exceeded", "too long for all of us")))
     before = sum(len(worker.submitted) for worker in house.workers.values())
     answer = ask(house)

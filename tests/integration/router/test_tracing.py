@@ -21,7 +21,7 @@ from tandem.core.config import Disaggregation, StoreSection, TracingSection
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
 from tandem.statestore.embedded_redis import PrivateRedis
-from tests.integration.router.house import Build, House, ask, builder
+from tests.integration.router.house import Build, RouterHarness, ask, builder
 from tests.integration.router.leaving import ask as begin_asking
 from tests.integration.router.scripted_worker import Script
 from tools.otlp_receiver import ReceivedSpan, Receiver, receiving
@@ -41,7 +41,7 @@ def receiver() -> Iterator[Receiver]:
 
 
 @pytest.fixture(scope="module")
-def house(receiver: Receiver, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def house(receiver: Receiver, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RouterHarness]:
     """A slow pair."""
     with builder(tmp_path_factory.mktemp("router")) as make:
         house = make(tracing=TracingSection(endpoint=receiver.url), script=SLOW)
@@ -79,7 +79,7 @@ def check_whole(receiver: Receiver, root: ReceivedSpan, latency_s: float) -> boo
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-def test_one_call_is_one_tree_that_adds_up(house: House, receiver: Receiver, is_stream: bool) -> None:
+def test_one_call_is_one_tree_that_adds_up(house: RouterHarness, receiver: Receiver, is_stream: bool) -> None:
     def called() -> tuple[httpx.Response, ReceivedSpan] | None:
         with httpx.Client() as client:
             client.get(f"{house.url}/livez")  # the connection is there
@@ -104,7 +104,7 @@ def test_one_call_is_one_tree_that_adds_up(house: House, receiver: Receiver, is_
     )
 
 
-def test_it_is_the_same_trace_that_clusterctl_shows(house: House, receiver: Receiver) -> None:
+def test_it_is_the_same_trace_that_clusterctl_shows(house: RouterHarness, receiver: Receiver) -> None:
     request = ask(house).headers["x-request-id"]
     parts = [leaf for leaf in receiver.leaves(receiver.root(request)) if leaf.name in PARTS]
     headers = {"authorization": f"Bearer {'k' * 32}"}
@@ -113,7 +113,7 @@ def test_it_is_the_same_trace_that_clusterctl_shows(house: House, receiver: Rece
     assert {part.name: pytest.approx(part.took_s, abs=1e-5) for part in parts} == shown
 
 
-def test_the_client_s_trace_is_gone_on_with(house: House, receiver: Receiver) -> None:
+def test_the_client_s_trace_is_gone_on_with(house: RouterHarness, receiver: Receiver) -> None:
     headers = {**parent(), "tracestate": "vendor=value"}
     answer = httpx.post(f"{house.url}/v1/completions", json=COMPLETION, headers=headers, timeout=60)
     root = receiver.root(answer.headers["x-request-id"])
@@ -122,7 +122,7 @@ def test_the_client_s_trace_is_gone_on_with(house: House, receiver: Receiver) ->
     assert answer.headers["traceresponse"].startswith(f"00-{TRACE}-{root.id}-")
 
 
-def test_grpc_goes_on_with_it_too(house: House, receiver: Receiver) -> None:
+def test_grpc_goes_on_with_it_too(house: RouterHarness, receiver: Receiver) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{house.ports['grpc']}") as channel:
         sampling = i.GenerateSampling(max_tokens=4, temperature=0)
         request = i.GenerateRequest(model="tiny", text="Hello", sampling=sampling)
@@ -146,7 +146,7 @@ def test_grpc_goes_on_with_it_too(house: House, receiver: Receiver) -> None:
         f"00-{TRACE}-\xff-01",
     ],
 )
-def test_a_malformed_parent_is_no_parent(house: House, receiver: Receiver, words: str) -> None:
+def test_a_malformed_parent_is_no_parent(house: RouterHarness, receiver: Receiver, words: str) -> None:
     headers = [(b"traceparent", words.encode("latin-1"))]
     answer = httpx.post(f"{house.url}/v1/completions", json=COMPLETION, headers=headers, timeout=60)
     assert answer.status_code == 200
@@ -155,7 +155,7 @@ def test_a_malformed_parent_is_no_parent(house: House, receiver: Receiver, words
     assert root.trace != TRACE
 
 
-def test_chats_prompts_and_responses(house: House, receiver: Receiver) -> None:
+def test_chats_prompts_and_responses(house: RouterHarness, receiver: Receiver) -> None:
     body: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
     answer = httpx.post(f"{house.url}/v1/chat/completions", json=body, timeout=60)
     root = receiver.root(answer.headers["x-request-id"])
@@ -167,7 +167,7 @@ def test_chats_prompts_and_responses(house: House, receiver: Receiver) -> None:
 
 
 @pytest.mark.parametrize("way", ["stream", "whole", "grpc"])
-def test_a_client_that_leaves_ends_every_span(house: House, receiver: Receiver, way: str) -> None:
+def test_a_client_that_leaves_ends_every_span(house: RouterHarness, receiver: Receiver, way: str) -> None:
     def cancelled() -> list[ReceivedSpan]:
         return [one for one in list(receiver.spans) if one.attributes.get("error.type") == "cancelled"]
 
@@ -192,7 +192,7 @@ def test_a_client_that_leaves_ends_every_span(house: House, receiver: Receiver, 
     ],
 )
 def test_what_is_refused_is_a_span_with_its_code(
-    house: House, receiver: Receiver, body: dict[str, Any], code: str
+    house: RouterHarness, receiver: Receiver, body: dict[str, Any], code: str
 ) -> None:
     answer = httpx.post(f"{house.url}/v1/completions", json=body, timeout=60)
     assert answer.json()["error"]["code"] == code
@@ -203,7 +203,7 @@ def test_what_is_refused_is_a_span_with_its_code(
     assert not any(b"my own secret" in body for body in receiver.bodies)
 
 
-def test_who_is_not_sampled_is_told_so_and_sends_nothing(house: House, receiver: Receiver) -> None:
+def test_who_is_not_sampled_is_told_so_and_sends_nothing(house: RouterHarness, receiver: Receiver) -> None:
     other = TRACE.replace("0", "1")
     headers = {"traceparent": f"00-{other}-{PARENT}-00"}
     answer = httpx.post(f"{house.url}/v1/completions", json=COMPLETION, headers=headers, timeout=60)
@@ -289,7 +289,7 @@ def test_nothing_that_a_client_sent_is_in_traces_or_logs(build: Build, receiver:
         assert secret.encode() not in posted
 
 
-def _ask_with_secrets(house: House) -> list[str]:
+def _ask_with_secrets(house: RouterHarness) -> list[str]:
     """Requests with secrets wherever a client can write; one is tried again, others are refused. The secrets, and the
     answer's text."""
     secrets = [
@@ -337,7 +337,7 @@ def test_a_dead_receiver_slows_and_fails_nothing(build: Build, trouble: str, mon
         assert time.perf_counter() - began_s < 10
 
 
-def _time_of_answers(house: House) -> float:
+def _time_of_answers(house: RouterHarness) -> float:
     began_s = time.perf_counter()
     assert [ask(house).status_code for _ in range(20)] == [200] * 20
     return time.perf_counter() - began_s

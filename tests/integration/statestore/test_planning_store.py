@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tandem.core.demand import Asked, Demand
+from tandem.core.demand import Demand, DemandSample
 from tandem.core.errors import UnavailableError
 from tandem.core.ids import RouterId
 from tandem.statestore.embedded_redis import PrivateRedis
@@ -18,7 +18,7 @@ from tandem.statestore.stores.planning import MAX_WORD_BYTES, STALE_S, PlanningS
 
 KEYS = Keys("test")
 ONE, TWO = RouterId("router-0"), RouterId("router-1")
-DEMAND = Demand(asked=(Asked(age_s=1.0, prompt_tokens=10),))
+DEMAND = Demand(asked=(DemandSample(age_s=1.0, prompt_tokens=10),))
 
 
 def with_store(

@@ -61,7 +61,7 @@ class Crowd:
 
     def _rank(self, name: str, role: RoleName, folder: Path, model: Path, settings: dict[str, Any]) -> Rank:
         rank = Rank(name, role, folder, model, **settings)
-        rank.shell.clock = self.clock
+        rank.context.clock = self.clock
         return rank
 
     @property

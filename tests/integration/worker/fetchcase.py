@@ -32,7 +32,7 @@ def fetch(trio: Trio, *sources: str) -> None:
 def reasons(trio: Trio, name: str = "d1") -> set[str]:
     """Why fetches of this worker failed."""
     prefix = f"{names.FETCHES_FAILED}{{reason="
-    return {key[len(prefix) : -1] for key in trio[name].shell.counters if key.startswith(prefix)}
+    return {key[len(prefix) : -1] for key in trio[name].context.counters if key.startswith(prefix)}
 
 
 def ends_well(trio: Trio) -> None:
@@ -72,7 +72,7 @@ class FrameGate:
 
     def wait_mid_copy(self, trio: Trio) -> None:
         """Wait until d1 has some bytes of the holder's, and not all."""
-        receiver = trio["d1"].shell.receiver
+        receiver = trio["d1"].context.receiver
         trio.run_until(lambda: any(one.bytes > 0 for one in receiver.transfers()))
         (landed,) = [one.bytes for one in receiver.transfers()]
         assert 0 < landed < HELD // 16 * BLOCK_BYTES

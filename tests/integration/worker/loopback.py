@@ -28,7 +28,7 @@ from tandem.workercore.inbox import Inbox
 from tandem.workercore.message_ring import RingHandle, RingReader, RingWriter
 from tandem.workercore.outbox import Outbox
 from tandem.workercore.requests import RequestTable
-from tandem.workercore.role import Shell
+from tandem.workercore.role import RoleContext
 from tandem.workercore.step_loop import StepLoop
 
 
@@ -71,7 +71,7 @@ class Rank:
         receiver.set_incarnation(self.incarnation)
         sender.set_incarnation(self.incarnation)
         self.pools, self.sender = loaded.pools, sender
-        self.shell = Shell(
+        self.context = RoleContext(
             worker=WorkerId(name),
             incarnation=self.incarnation,
             profile=dataclasses.replace(kv_profile(loaded, receiver, config.settings), protocol=protocol),
@@ -83,8 +83,8 @@ class Rank:
             outbox=Outbox(lambda data: self.sent.append(e.RankToHost.FromString(data))),
             clock=MonotonicClock(),
         )
-        self.role = create_role(role, self.shell)
-        self.loop = StepLoop(self.shell, self.role, self.inbox, self._pulse)
+        self.role = create_role(role, self.context)
+        self.loop = StepLoop(self.context, self.role, self.inbox, self._pulse)
 
     @property
     def ref(self) -> w.WorkerRef:
@@ -97,18 +97,18 @@ class Rank:
         self.deliver(e.HostToRank(router=e.FromRouter(router="test", message=w.RouterMessage(**kind))))
 
     def is_at_rest(self) -> bool:
-        engine = self.shell.engine
-        return self.loop.is_idle() and not engine.has_work and len(self.shell.requests) == 0
+        engine = self.context.engine
+        return self.loop.is_idle() and not engine.has_work and len(self.context.requests) == 0
 
     def check_baseline(self) -> None:
         """Nothing is held: every block is free or cached."""
-        self.shell.engine.check_integrity()
-        for ledger in self.shell.engine.ledgers:
+        self.context.engine.check_integrity()
+        for ledger in self.context.engine.ledgers:
             assert ledger.holders() == {}, ledger.holders()
 
     def close(self) -> None:
-        self.shell.sender.close()
-        self.shell.receiver.close()
+        self.context.sender.close()
+        self.context.receiver.close()
         self.inbox.close()
         self._writer.close()
         self._ring.close()
@@ -180,7 +180,7 @@ class Loopback:
                     worker=rank.name,
                     incarnation=rank.incarnation,
                     message=message.peer.message,
-                    received_s=rank.shell.clock.now_s(),
+                    received_s=rank.context.clock.now_s(),
                 )
                 other.deliver(e.HostToRank(peer=stamped))
             elif message.HasField("router"):

@@ -49,24 +49,24 @@ class RankWorker:
 
     @property
     def info(self) -> w.WorkerInfo:
-        engine = self.rank.shell.engine
+        engine = self.rank.context.engine
         return w.WorkerInfo(
             worker=self.rank.name,
             incarnation=self.rank.incarnation,
             role=self.role,
             address=self.address,
             model="tandem-tiny",
-            fingerprint=self.rank.shell.fingerprint,
+            fingerprint=self.rank.context.fingerprint,
             tp=1,
             block_tokens=engine.layout.groups[0].block_tokens,
             kv_dtype="float32",
             max_model_len=engine.max_model_len,
             vocab_size=engine.vocab_size,
             num_blocks=[ledger.num_blocks for ledger in engine.ledgers],
-            transports=self.rank.shell.profile.transports,
+            transports=self.rank.context.profile.transports,
             protocol=STREAM_VERSION,
             eos_token_ids=engine.eos_token_ids,
-            profile=profile_to_wire(self.rank.shell.profile),
+            profile=profile_to_wire(self.rank.context.profile),
         )
 
     def to_rank(self, message: ForRank) -> None:

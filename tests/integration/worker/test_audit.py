@@ -19,7 +19,7 @@ from tandem.core.config import Disaggregation
 from tandem.core.ids import Attempt, BlockId, GroupId, RequestId, TransferId, WorkerId
 from tandem.core.ledger import Holder, HoldKind
 from tandem.kvtransfer.ticket import GroupBlocks, Ticket
-from tests.integration.router.house import ADMIN_KEY, House, builder
+from tests.integration.router.house import ADMIN_KEY, RouterHarness, builder
 from tests.integration.worker.pair import MODEL
 from tests.integration.worker.rank_worker import ServedPair
 
@@ -30,7 +30,7 @@ LEAK = Holder(HoldKind.RESERVED, "chatcmpl-lost#1/4711")
 class Setting:
     """A test router with a served pair in it, and the program run against its admin port."""
 
-    house: House
+    house: RouterHarness
     pair: ServedPair
     monkeypatch: pytest.MonkeyPatch
     capsys: pytest.CaptureFixture[str]
@@ -46,14 +46,14 @@ class Setting:
 
     def plant(self, holder: Holder, blocks: int = 3) -> list[BlockId]:
         """Take blocks that are never given back."""
-        ledger = self.pair.d.shell.engine.ledgers[0]
+        ledger = self.pair.d.context.engine.ledgers[0]
         taken = self.pair.call(lambda: ledger.allocate(holder, blocks))
         assert isinstance(taken, list)
         return taken
 
     def age(self, holder: Holder, seconds: float = 10.0) -> None:
         """Let a hold be older than it is."""
-        ledger = self.pair.d.shell.engine.ledgers[0]
+        ledger = self.pair.d.context.engine.ledgers[0]
 
         def turn_back() -> None:
             ledger._since_s[holder] -= seconds
@@ -136,14 +136,14 @@ def test_a_leak_is_named_and_ends_with_1(setting: Setting, holder: Holder, why: 
     assert code == 7
     assert f"unexplained: d0 group 0 {holder.kind.name.lower()} {holder.key}, blocks" in out
     assert "3 blocks are held and nothing explains it" in out
-    setting.pair.call(lambda: setting.pair.d.shell.engine.ledgers[0].release(holder))
+    setting.pair.call(lambda: setting.pair.d.context.engine.ledgers[0].release(holder))
     assert setting.audit()[0] == 0
 
 
 def test_a_hold_that_changes_hands_between_the_looks_is_no_leak(setting: Setting) -> None:
     """Given back and taken again under the same name: since another moment, so it is another hold."""
     setting.plant(LEAK)
-    ledger = setting.pair.d.shell.engine.ledgers[0]
+    ledger = setting.pair.d.context.engine.ledgers[0]
 
     def renew() -> None:
         ledger.release(LEAK)
@@ -178,16 +178,16 @@ def test_repair_is_refused_while_bytes_may_move(setting: Setting) -> None:
         transfer=TransferId(4711), request=RequestId("chatcmpl-lost"), attempt=Attempt(1), sender=WorkerId("p0"),
         sender_incarnation=setting.pair.p.incarnation, receiver=WorkerId("d0"), receiver_incarnation=d.incarnation,
         groups=(GroupBlocks(group=GroupId(0), skip=0, blocks=(block,)),), endpoints=(),
-        layout=d.shell.profile.layout,
+        layout=d.context.profile.layout,
     )  # fmt: skip
-    setting.pair.call(lambda: d.shell.receiver.expect(ticket))
+    setting.pair.call(lambda: d.context.receiver.expect(ticket))
     setting.age(LEAK)
     code, found = setting.records("--wait", "0.1", "--repair", "--yes")
     assert (code, found["released"], found["refused"]) == (7, [], []), "it is not even offered"
     assert not found["unexplained"][0]["is_fenced"]
     answer = _repair(setting, found["unexplained"])
     assert "its transfer is open in the receiver" in answer["refused"][0]["why"]
-    setting.pair.call(lambda: d.shell.receiver.cancel(TransferId(4711)))
+    setting.pair.call(lambda: d.context.receiver.cancel(TransferId(4711)))
     assert _repair(setting, found["unexplained"])["released"], "fenced now"
 
 
@@ -259,7 +259,7 @@ def test_before_any_worker_has_come_nobody_has_reported(
 
 
 def _audit(
-    house: House,
+    house: RouterHarness,
     key_file: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -49,16 +49,16 @@ def test_one_peer_gets_a_quarter_while_others_wait(folder: Path) -> None:
     """Eight prompts of one peer asked first, when D was full; the other peer's two do not wait for all of them."""
     with crowd(folder, 2, d_blocks=32) as pair:
         pair.is_lost = lambda rank, message: message.HasField("complete")  # nothing is ever admitted
-        ledger = pair.d.shell.engine.ledgers[0]
+        ledger = pair.d.context.engine.ledgers[0]
         others = Holder(HoldKind.REQUEST, "others")
         assert ledger.allocate(others, 31) is not None
         for number in range(8):
             pair.submit(f"many{number}", 0, prompt_of(48, 10 + number))
-        pair.run_until(lambda: pair.d.shell.counters.get("tickets_queued") == 8)
+        pair.run_until(lambda: pair.d.context.counters.get("tickets_queued") == 8)
         pair.submit("large", 1, prompt_of(144, 2))  # asks before the shorter one comes, which P would take first
-        pair.run_until(lambda: pair.d.shell.counters.get("tickets_queued") == 9)
+        pair.run_until(lambda: pair.d.context.counters.get("tickets_queued") == 9)
         pair.submit("small", 1, prompt_of(48, 3))
-        pair.run_until(lambda: pair.d.shell.counters.get("tickets_queued") == 10)
+        pair.run_until(lambda: pair.d.context.counters.get("tickets_queued") == 10)
         assert reserved(pair) == {}
         ledger.release(others)
         for _ in range(50):
@@ -91,8 +91,8 @@ def test_waiting_tickets_are_told_their_place(folder: Path) -> None:
             pair.submit(f"r{number}", 0, prompt_of(140, number), max_tokens=20)
         pair.run_until_rest()
         pair.check()
-        assert pair.d.shell.counters["tickets_queued"] >= 3
-        assert pair.ps[0].shell.counters["tickets_queued"] == pair.d.shell.counters["tickets_queued"]
+        assert pair.d.context.counters["tickets_queued"] >= 3
+        assert pair.ps[0].context.counters["tickets_queued"] == pair.d.context.counters["tickets_queued"]
         assert pair.d.role._tickets._wait_per_place_s > 0  # type: ignore[attr-defined]
 
 
@@ -110,7 +110,7 @@ def test_a_ticket_that_nobody_uses_is_taken_back_and_asked_for_again(folder: Pat
             pair.turn()
         assert pair.has_said(pair.d, "revoked") == 0, "not before its time"
         let_tickets_age(pair)
-        pair.run_until(lambda: pair.d.shell.counters.get("requests_admitted", 0) == 1)
+        pair.run_until(lambda: pair.d.context.counters.get("requests_admitted", 0) == 1)
         assert len(pair.got["quick"]) > 0
         assert pair.has_said(pair.d, "revoked") == 1
         pair.stalled.clear()
@@ -118,8 +118,8 @@ def test_a_ticket_that_nobody_uses_is_taken_back_and_asked_for_again(folder: Pat
         pair.check()
         assert not pair.failed["slow"]
         assert not pair.failed["quick"]
-        assert p0.shell.counters["tickets_revoked"] == 1
-        assert p1.shell.counters.get("tickets_revoked", 0) == 0
+        assert p0.context.counters["tickets_revoked"] == 1
+        assert p1.context.counters.get("tickets_revoked", 0) == 0
         assert pair.has_said(p0, "ticket_request") == 2
 
 
@@ -146,17 +146,17 @@ def test_pushes_under_way_to_a_revoked_ticket_are_dropped(folder: Path) -> None:
         ticket, revoked = late
         _to(p0, pair.d, ticket)
         pair.run_until(lambda: pair.has_said(p0, "complete") == 1)
-        pair.run_until(lambda: pair.d.shell.receiver.counters()["dropped_fenced"] > 0)
-        assert pair.ps[0].shell.sender.transfers(), "a drop without a word does not end the transfer"
+        pair.run_until(lambda: pair.d.context.receiver.counters()["dropped_fenced"] > 0)
+        assert pair.ps[0].context.sender.transfers(), "a drop without a word does not end the transfer"
         _to(p0, pair.d, revoked)
         _to(p0, pair.d, revoked)  # and sent twice
         _to(p0, pair.d, ticket)
         pair.run_until_rest()
         pair.check()
         assert not pair.failed["slow"]
-        assert pair.d.shell.counters["completes_dropped"] == 1
-        assert p0.shell.counters["revocations_dropped"] == 1
-        assert p0.shell.counters["tickets_dropped"] == 1
+        assert pair.d.context.counters["completes_dropped"] == 1
+        assert p0.context.counters["revocations_dropped"] == 1
+        assert p0.context.counters["tickets_dropped"] == 1
 
 
 def test_an_older_ticket_makes_the_youngest_running_request_wait(folder: Path) -> None:
@@ -168,10 +168,10 @@ def test_an_older_ticket_makes_the_youngest_running_request_wait(folder: Path) -
             pair.turn()
         for number in (1, 2):
             pair.submit(f"young{number}", number, prompt_of(60, 1 + number), max_tokens=60)
-        pair.run_until(lambda: pair.d.shell.counters.get("requests_admitted", 0) == 2)
+        pair.run_until(lambda: pair.d.context.counters.get("requests_admitted", 0) == 2)
         pair.stalled.clear()
-        pair.run_until(lambda: pair.d.shell.counters.get("requests_admitted", 0) == 3)
-        assert pair.d.shell.counters["preempted_for_tickets"] == 1
+        pair.run_until(lambda: pair.d.context.counters.get("requests_admitted", 0) == 3)
+        assert pair.d.context.counters["preempted_for_tickets"] == 1
         pair.run_until_rest()
         pair.check()
         assert not any(pair.failed.values())
@@ -192,7 +192,7 @@ def test_a_ticket_that_got_lost_does_not_hold_blocks_for_ever(folder: Path) -> N
         assert reserved(pair), "not before the lease is over"
         pair.clock.skip(SAY_EVERY_S)
         pair.run_until(lambda: not reserved(pair))
-        assert pair.d.shell.counters["transfers_forgotten"] == 1
+        assert pair.d.context.counters["transfers_forgotten"] == 1
         assert "no longer names" in pair.failed["r"][0].message
         pair.cancel("r")
         pair.run_until_rest()
@@ -207,14 +207,14 @@ def test_a_push_hold_whose_receiver_is_done_with_it_ends(folder: Path) -> None:
         pair.submit("r", 0, prompt_of(100, 1), max_tokens=4)
         p = pair.ps[0]
         pair.run_until(lambda: len(pair.got["r"]) == 4)
-        assert p.shell.engine.ledgers[0].holders()
+        assert p.context.engine.ledgers[0].holders()
         pair.clock.skip(SAY_EVERY_S)
         pair.run_until(lambda: pair.has_said(pair.d, "holding") > 0)
         for _ in range(5):
             pair.turn()
         pair.clock.skip(LEASE_S)  # P names it, D answers that it has nothing
-        pair.run_until(lambda: not p.shell.engine.ledgers[0].holders())
-        assert p.shell.counters["transfers_forgotten"] == 1
+        pair.run_until(lambda: not p.context.engine.ledgers[0].holders())
+        assert p.context.counters["transfers_forgotten"] == 1
         pair.run_until_rest()
         pair.failed.clear()  # P's leg failed; the answer had all come by then
         pair.check()

@@ -17,11 +17,11 @@ import pytest
 from tandem.core.config import Disaggregation
 from tandem.decode_worker.reservation import Reservation
 from tandem.decode_worker.role import DecodeRole
-from tandem.prefill_worker.handover import Handover, Stage
+from tandem.prefill_worker.handover import Handover, HandoverStage
 from tandem.prefill_worker.role import PrefillRole
 from tandem.router.tokenization.tokenizer import LONG_TEXT_CHARS, Tokenizer
 from tests.integration.router import leaving
-from tests.integration.router.house import ADMIN_KEY, House, builder
+from tests.integration.router.house import ADMIN_KEY, RouterHarness, builder
 from tests.integration.router.leaving import WAYS
 from tests.integration.worker.fetchcase import FrameGate
 from tests.integration.worker.pair import MODEL
@@ -36,7 +36,7 @@ MOST_TURNS = 500
 
 @dataclass(frozen=True)
 class Setting:
-    house: House
+    house: RouterHarness
     pair: StillPair
 
     @property
@@ -54,7 +54,7 @@ class Setting:
         assert isinstance(role, DecodeRole)
         return next(iter(role._reservations.all()), None)
 
-    def is_in(self, stage: Stage) -> bool:
+    def is_in(self, stage: HandoverStage) -> bool:
         return self.handover is not None and self.handover.stage is stage
 
     def counter(self, name: str) -> float:
@@ -63,7 +63,7 @@ class Setting:
     def holds(self, request: str) -> list[str]:
         """Return the holders of blocks for it, at either rank."""
         ranks = (self.pair.p, self.pair.d)
-        ledgers = [ledger for rank in ranks for ledger in rank.shell.engine.ledgers]
+        ledgers = [ledger for rank in ranks for ledger in rank.context.engine.ledgers]
         return [holder.key for ledger in ledgers for holder in ledger.holders() if holder.key.startswith(request)]
 
     def is_at_rest(self) -> bool:
@@ -93,7 +93,7 @@ def setting() -> Iterator[Setting]:
 # ---- clients --------------------------------------------------------------------------------------------------------
 
 
-def ask(house: House, way: str, prompt: str | list[int], max_tokens: int = 400) -> Callable[[], None]:
+def ask(house: RouterHarness, way: str, prompt: str | list[int], max_tokens: int = 400) -> Callable[[], None]:
     """Send a request; returns how its client leaves."""
     http, grpc = (f"127.0.0.1:{house.ports[name]}" for name in ("http", "grpc"))
     return leaving.ask(http, grpc, way, prompt, max_tokens=max_tokens)
@@ -116,7 +116,7 @@ class Phase:
 
 
 def _is_prefilling(on: Setting) -> bool:
-    return on.is_in(Stage.COMPUTING) and on.reservation is None
+    return on.is_in(HandoverStage.COMPUTING) and on.reservation is None
 
 
 def _is_reserved(on: Setting) -> bool:
@@ -125,13 +125,15 @@ def _is_reserved(on: Setting) -> bool:
 
 
 def _is_transferring(on: Setting) -> bool:
-    landed = [one.bytes for one in on.pair.d.shell.receiver.transfers()]
-    return on.is_in(Stage.AWAITING) and any(landed) and on.reservation is not None
+    landed = [one.bytes for one in on.pair.d.context.receiver.transfers()]
+    return on.is_in(HandoverStage.AWAITING) and any(landed) and on.reservation is not None
 
 
 def _is_between(on: Setting) -> bool:
     held = on.reservation
-    return on.is_in(Stage.AWAITING) and held is not None and held.verified is not None and held.completed is None
+    return (
+        on.is_in(HandoverStage.AWAITING) and held is not None and held.verified is not None and held.completed is None
+    )
 
 
 def _is_decoding(on: Setting) -> bool:
@@ -140,7 +142,7 @@ def _is_decoding(on: Setting) -> bool:
 
 
 PHASES = (
-    Phase("queued", lambda on: on.is_in(Stage.QUEUED), is_behind_another=True),
+    Phase("queued", lambda on: on.is_in(HandoverStage.QUEUED), is_behind_another=True),
     Phase("prefilling", _is_prefilling, held=("ticket_request",)),
     Phase("reserved", _is_reserved, held=("ticket",)),
     Phase("transferring", _is_transferring, has_gate=True),
@@ -185,7 +187,7 @@ def test_a_client_that_leaves(setting: Setting, phase: Phase, way: str, monkeypa
     check_books(house)
 
 
-def check_books(house: House) -> None:
+def check_books(house: RouterHarness) -> None:
     """Check the books as operators see them: nothing in flight, nothing held."""
     headers = {"authorization": f"Bearer {ADMIN_KEY}"}
     audit: dict[str, Any] = httpx.get(f"{house.admin_url}/admin/v1/kv/audit", headers=headers).json()
@@ -245,7 +247,7 @@ def test_a_client_that_leaves_while_its_prompt_is_tokenised(
     monkeypatch.setattr(Tokenizer, "_encode", gated)
     outcome = f'api="{"grpc" if way == "grpc" else "completions"}",outcome="cancelled"'
     cancelled = setting.counter(outcome)
-    received = [dict(rank.shell.counters).get("requests_received") for rank in (pair.p, pair.d)]
+    received = [dict(rank.context.counters).get("requests_received") for rank in (pair.p, pair.d)]
     leave = ask(house, way, "first " * LONG_TEXT_CHARS, max_tokens=4)
     try:
         assert has_begun.wait(60)
@@ -259,17 +261,17 @@ def test_a_client_that_leaves_while_its_prompt_is_tokenised(
         may_end.set()
     assert has_ended.wait(60)
     assert ask_whole(house) == 200  # what came of the text would have been sent before this
-    after = [dict(rank.shell.counters).get("requests_received") for rank in (pair.p, pair.d)]
+    after = [dict(rank.context.counters).get("requests_received") for rank in (pair.p, pair.d)]
     assert after == [(count or 0) + 1 for count in received]
     house.wait(lambda: not house.router.dispatcher.flights)
     assert set(begun) == {"first "}  # a text of this length is counted in pieces first
 
 
-def tokenizer_queue(house: House) -> int:
+def tokenizer_queue(house: RouterHarness) -> int:
     """Texts that wait for the tokenizer's thread."""
-    return house.router.door.models.find("tiny").tokenizer._thread._work_queue.qsize()
+    return house.router.frontend.models.find("tiny").tokenizer._thread._work_queue.qsize()
 
 
-def ask_whole(house: House) -> int:
+def ask_whole(house: RouterHarness) -> int:
     body = {"model": "tiny", "prompt": [300, 301], "max_tokens": 2, "ignore_eos": True}
     return httpx.post(f"{house.url}/v1/completions", json=body, timeout=60).status_code

@@ -11,14 +11,14 @@ from tandem.core.block_hash import BlockHash
 from tandem.core.errors import InternalError
 from tandem.core.ids import GroupId, new_incarnation
 from tandem.core.ledger import Holder, HoldKind
-from tandem.engine.request import BlockEvent, StepResult
+from tandem.engine.request import CacheEvent, StepResult
 from tandem.rpc.v1 import engine_pb2 as e
 from tests.integration.worker.loopback import Loopback, Rank, prompt_of
 from tests.integration.worker.pair import MODEL
 
 
 def expire(rank: Rank) -> None:
-    for tracked in rank.shell.requests.all():
+    for tracked in rank.context.requests.all():
         tracked.deadline_s = 0.0
 
 
@@ -40,11 +40,11 @@ def test_deadlines_in_every_phase(loopback: Loopback, turns: int, first: str) ->
 
 
 def lapse(rank: Rank) -> None:
-    rank._pulse.grant(rank.shell.clock.now_s() - 1)
+    rank._pulse.grant(rank.context.clock.now_s() - 1)
 
 
 def renew(rank: Rank) -> None:
-    rank._pulse.grant(rank.shell.clock.now_s() + 60)
+    rank._pulse.grant(rank.context.clock.now_s() + 60)
 
 
 @pytest.mark.parametrize("has_lease", [True, False])
@@ -63,7 +63,7 @@ def test_a_thread_that_is_lost_in_a_step_ends_the_rank_after_it(
 ) -> None:
     """Inside it would only fail the step's requests."""
     rank = loopback.p
-    step = rank.shell.engine.step
+    step = rank.context.engine.step
 
     def lose(hook: Any) -> StepResult:
         rank.inbox.post(InternalError("a thread is lost"))
@@ -72,7 +72,7 @@ def test_a_thread_that_is_lost_in_a_step_ends_the_rank_after_it(
             lapse(rank)
         return result
 
-    monkeypatch.setattr(rank.shell.engine, "step", lose)
+    monkeypatch.setattr(rank.context.engine, "step", lose)
     loopback.submit("r", prompt_of(60), max_tokens=2)
     rank.loop.turn(max_wait_s=0.001)
     with pytest.raises(InternalError, match="a thread is lost"):
@@ -91,11 +91,11 @@ def test_nothing_is_done_without_a_lease(loopback: Loopback, turns: int, end: st
         loopback.turn()
     rank = loopback.p if end == "p" else loopback.d
     lapse(rank)
-    steps, said = rank.shell.counters.get("steps"), len(loopback.chunks["r"][0])
+    steps, said = rank.context.counters.get("steps"), len(loopback.chunks["r"][0])
     for _ in range(20):
         rank.loop.turn(max_wait_s=0.001)
         assert not rank.sent
-    assert rank.shell.counters.get("steps") == steps
+    assert rank.context.counters.get("steps") == steps
     assert len(loopback.chunks["r"][0]) == said
     renew(rank)
     loopback.rest_at_baseline()
@@ -111,13 +111,13 @@ def test_a_lease_that_lapses_during_a_step(
     is_whole = leg == "d"
     loopback.submit("r", prompt_of(40), max_tokens=20, ignore_eos=True, is_whole=is_whole)
     rank = loopback.d if is_whole else loopback.p
-    execute = rank.shell.engine._execute
+    execute = rank.context.engine._execute
 
     def lapsing(*arguments: Any) -> Any:
         lapse(rank)
         return execute(*arguments)
 
-    monkeypatch.setattr(rank.shell.engine, "_execute", lapsing)
+    monkeypatch.setattr(rank.context.engine, "_execute", lapsing)
     rank.loop.turn(max_wait_s=0.01)
     monkeypatch.undo()
     said = [message for message in rank.sent if message.router.message.HasField("tokens") or message.HasField("peer")]
@@ -137,8 +137,8 @@ def test_a_lease_that_lapses_during_a_step(
 
 def test_a_failed_step_ends_its_requests(loopback: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
     loopback.submit("r", prompt_of(40), max_tokens=20, ignore_eos=True)
-    while "requests_admitted" not in loopback.d.shell.counters:
-        monkeypatch.setattr(loopback.d.shell.engine, "_execute", _broken)
+    while "requests_admitted" not in loopback.d.context.counters:
+        monkeypatch.setattr(loopback.d.context.engine, "_execute", _broken)
         loopback.turn()
     loopback.rest_at_baseline()
     assert {failure.code for failure in loopback.failed["r"]} == {"internal"}
@@ -148,22 +148,22 @@ def test_a_failed_step_ends_its_requests(loopback: Loopback, monkeypatch: pytest
 def test_a_preempted_request_returns_before_a_ticket_is_granted(folder: Path) -> None:
     """Else a steady stream of hand-overs takes every block that comes back."""
     pair = Loopback(folder, MODEL, transport="shm", kv_memory_bytes=30 * 16 * 5120, max_model_len=400)
-    (ledger,) = pair.d.shell.engine.ledgers
+    (ledger,) = pair.d.context.engine.ledgers
     pair.submit("a", prompt_of(100, 3), max_tokens=120, ignore_eos=True)
     pair.submit("b", prompt_of(100, 4), max_tokens=120, ignore_eos=True)
-    while pair.d.shell.counters.get("requests_admitted", 0) < 2:
+    while pair.d.context.counters.get("requests_admitted", 0) < 2:
         pair.turn()
     other = Holder(HoldKind.RESERVED, "a test")
     taken = ledger.allocate(other, ledger.available)
     assert taken is not None
-    while "preemptions" not in pair.d.shell.counters or not pair.d.shell.counters["preemptions"]:
+    while "preemptions" not in pair.d.context.counters or not pair.d.context.counters["preemptions"]:
         pair.turn()
     pair.submit("c", prompt_of(20, 5), max_tokens=4, ignore_eos=True)
     for _ in range(5):
         pair.turn()
-    assert pair.d.shell.engine.is_short_of_blocks
+    assert pair.d.context.engine.is_short_of_blocks
     assert ledger.available >= 2
-    assert pair.d.shell.counters["requests_admitted"] == 2
+    assert pair.d.context.counters["requests_admitted"] == 2
     ledger.release(other)
     pair.rest_at_baseline()
     assert [len(pair.tokens(name)) for name in "abc"] == [120, 120, 4]
@@ -174,7 +174,7 @@ def test_evicting_a_large_pool_fits_the_ring(loopback: Loopback) -> None:
     """Block events of a whole pool leave in pieces."""
     rank = loopback.d
     for index in range(30_000):
-        rank.shell.engine._space._events.append(_event(index))
+        rank.context.engine._space._events.append(_event(index))
     rank.loop.turn(max_wait_s=0.0)
     sizes = [len(m.events.events) for m in rank.sent if m.HasField("events")]
     assert sum(sizes) == 30_000
@@ -185,5 +185,5 @@ def _broken(*_: object) -> None:
     raise InternalError("a broken step")
 
 
-def _event(index: int) -> BlockEvent:
-    return BlockEvent(is_stored=True, group=GroupId(0), hash=BlockHash(index.to_bytes(16, "little")))
+def _event(index: int) -> CacheEvent:
+    return CacheEvent(is_stored=True, group=GroupId(0), hash=BlockHash(index.to_bytes(16, "little")))

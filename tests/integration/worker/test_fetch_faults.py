@@ -11,7 +11,7 @@ from tandem.core import metric_names as names
 from tandem.core.ids import GroupId, new_incarnation
 from tandem.core.ledger import Holder, HoldKind
 from tandem.kvtransfer.state import TransferPhase
-from tandem.router.admin.audit_join import Auditor, Judged, Verdict
+from tandem.router.admin.audit_join import Auditor, HoldVerdict, Judged
 from tandem.router.admin.audit_wire import books_from_wire
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
@@ -99,7 +99,7 @@ def test_what_an_older_incarnation_offered_is_unpinned(trio: Trio) -> None:
     fetch(trio)
     trio.run_until(lambda: trio.has_said("d1", "ticket"))
     rank = trio["d0"]
-    assert rank.shell.engine.ledgers[0].counts().pushing
+    assert rank.context.engine.ledgers[0].counts().pushing
     rank.incarnation = new_incarnation()
     rank.deliver(e.HostToRank(incarnation=e.NewIncarnation(incarnation=rank.incarnation)))
     trio.turn()
@@ -124,7 +124,7 @@ def test_an_older_incarnation_is_not_asked(trio: Trio) -> None:
 
 
 def test_the_holder_has_evicted_the_blocks(trio: Trio) -> None:
-    trio["d0"].shell.engine.ledgers[0].evict_cached()
+    trio["d0"].context.engine.ledgers[0].evict_cached()
     fetch(trio)
     ends_well(trio)
     assert reasons(trio) == {"refused"}
@@ -143,7 +143,7 @@ def test_what_is_offered_is_not_evicted(trio: Trio) -> None:
     trio.fate = keep_tickets
     fetch(trio)
     trio.run_until(lambda: bool(kept))
-    ledger, others = trio["d0"].shell.engine.ledgers[0], Holder(HoldKind.REQUEST, "others")
+    ledger, others = trio["d0"].context.engine.ledgers[0], Holder(HoldKind.REQUEST, "others")
     assert ledger.counts().pushing == HELD // 16
     assert ledger.allocate(others, ledger.available) is not None
     trio.fate = lambda rank, message: 1
@@ -156,7 +156,7 @@ def test_what_is_offered_is_not_evicted(trio: Trio) -> None:
 
 
 def test_a_holder_that_is_short_offers_nothing(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(trio["d0"].shell.engine), "is_short_of_blocks", property(lambda engine: True))
+    monkeypatch.setattr(type(trio["d0"].context.engine), "is_short_of_blocks", property(lambda engine: True))
     fetch(trio)
     ends_well(trio)
     assert reasons(trio) == {"refused"}
@@ -165,7 +165,7 @@ def test_a_holder_that_is_short_offers_nothing(trio: Trio, monkeypatch: pytest.M
 
 def test_a_requester_without_room_computes(trio: Trio) -> None:
     """The blocks left are enough for the request in the end, but not for a reservation beside those that run."""
-    ledger, others = trio["d1"].shell.engine.ledgers[0], Holder(HoldKind.REQUEST, "others")
+    ledger, others = trio["d1"].context.engine.ledgers[0], Holder(HoldKind.REQUEST, "others")
     assert ledger.allocate(others, ledger.num_blocks - 20) is not None
     fetch(trio)
     trio.run_until(lambda: "no_room" in reasons(trio))
@@ -186,7 +186,7 @@ def test_fetches_together_take_a_quarter(folder: Path) -> None:
         for number, prompt in enumerate(prompts):
             trio.submit(f"r{number}", prompt, "d1", sources=[("d0", 128)])
         trio.run_until(lambda: all(len(trio.got[f"r{number}"]) == 4 for number in range(4, 9)))
-        assert trio["d1"].shell.engine.ledgers[0].counts().reserved == 32
+        assert trio["d1"].context.engine.ledgers[0].counts().reserved == 32
         trio.fate = lambda rank, message: 1
         trio.clock.skip(CEILING_S)
         trio.run_until_rest()
@@ -233,7 +233,7 @@ def test_cancel_between_two_frames(trio: Trio, monkeypatch: pytest.MonkeyPatch) 
     trio.cancel("r")
     trio.run_until_rest()
     trio.check_baseline()
-    assert trio["d1"].shell.engine.ledgers[0].counts().cached == 0, "what was not verified is no cache"
+    assert trio["d1"].context.engine.ledgers[0].counts().cached == 0, "what was not verified is no cache"
 
 
 def test_a_late_fetch_is_fenced_before_its_blocks_go_back(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,14 +242,14 @@ def test_a_late_fetch_is_fenced_before_its_blocks_go_back(trio: Trio, monkeypatc
     trio.fate = lambda rank, message: int(not message.HasField("failed"))
     fetch(trio)
     gate.wait_mid_copy(trio)
-    transfer = trio["d1"].shell.receiver.transfers()[0].transfer
+    transfer = trio["d1"].context.receiver.transfers()[0].transfer
     trio.clock.skip(CEILING_S)
     trio.run_until(lambda: reasons(trio) == {"late"})
-    assert transfer not in [one.transfer for one in trio["d1"].shell.receiver.transfers()]
-    assert trio["d0"].shell.sender.transfers()[0].phase is TransferPhase.PUSHING
+    assert transfer not in [one.transfer for one in trio["d1"].context.receiver.transfers()]
+    assert trio["d0"].context.sender.transfers()[0].phase is TransferPhase.PUSHING
     gate.open()
-    trio.run_until(lambda: trio["d1"].shell.receiver.counters()["dropped_fenced"] > 0)
-    trio.run_until(lambda: not trio["d0"].shell.sender.transfers())
+    trio.run_until(lambda: trio["d1"].context.receiver.counters()["dropped_fenced"] > 0)
+    trio.run_until(lambda: not trio["d0"].context.sender.transfers())
     ends_well(trio)
     assert trio.count("d1", "prefill_tokens") == len(PROMPT)
 
@@ -260,7 +260,7 @@ def test_its_deadline_passes(trio: Trio, turns: int) -> None:
     fetch(trio)
     for _ in range(turns):
         trio.turn()
-    for tracked in trio["d1"].shell.requests.all():
+    for tracked in trio["d1"].context.requests.all():
         tracked.deadline_s = 0.0
     trio.run_until_rest()
     trio.check_baseline()
@@ -306,7 +306,7 @@ def test_the_link_breaks_between_two_frames(trio: Trio, monkeypatch: pytest.Monk
     gate = FrameGate(trio["d0"], monkeypatch)
     fetch(trio)
     gate.wait_mid_copy(trio)
-    trio["d0"].shell.sender._fail_all(lambda opened: True, "the link is down")  # type: ignore[attr-defined]
+    trio["d0"].context.sender._fail_all(lambda opened: True, "the link is down")  # type: ignore[attr-defined]
     ends_well(trio)
     assert trio.count("d1", names.FETCHES) == 0
     assert trio.count("d1", "prefill_tokens") == len(PROMPT)
@@ -316,7 +316,7 @@ def test_the_link_breaks_between_two_frames(trio: Trio, monkeypatch: pytest.Monk
 
 
 def books(rank: Rank) -> Any:
-    return books_from_wire(audit.report(rank.shell, rank.role.name, rank.loop.claims(), 1))
+    return books_from_wire(audit.report(rank.context, rank.role.name, rank.loop.claims(), 1))
 
 
 def judge(trio: Trio) -> list[Judged]:
@@ -332,12 +332,12 @@ def test_the_audit_explains_every_hold_of_a_fetch(trio: Trio, monkeypatch: pytes
         trio.turn()
         judged = judge(trio)
         assert {one.hold.kind for one in judged} == {"pushing", "reserved"}
-        assert {one.verdict for one in judged} == {Verdict.EXPLAINED}, judged
+        assert {one.verdict for one in judged} == {HoldVerdict.EXPLAINED}, judged
     gate.open()
     while not trio.got["r"]:
         trio.turn()
         # One end may know before the other that all is sent; an event is on its way then.
-        suspects = [one for one in judge(trio) if one.verdict is not Verdict.EXPLAINED]
+        suspects = [one for one in judge(trio) if one.verdict is not HoldVerdict.EXPLAINED]
         assert all(one.hold.kind == "pushing" for one in suspects), suspects
     ends_well(trio)
     assert judge(trio) == []
@@ -370,7 +370,7 @@ def test_every_role_can_ask_and_supply(folder: Path, role: str) -> None:
         trio.run_until_rest()
         trio.check("r", PROMPT)
         assert trio.count("d1", names.FETCHED_TOKENS) == HELD
-        trio[role].shell.engine.ledgers[0].evict_cached()
+        trio[role].context.engine.ledgers[0].evict_cached()
         trio.submit("s", PROMPT, role, sources=[("d1", HELD)])
         trio.run_until_rest()
         trio.check("s", PROMPT)

@@ -36,7 +36,7 @@ def test_both_ends_forget_each_other(trio: Trio) -> None:
     trio.cancel("r")
     for _ in range(5):
         trio.turn()
-    assert trio["d0"].shell.engine.ledgers[0].counts().pushing == HELD // 16
+    assert trio["d0"].context.engine.ledgers[0].counts().pushing == HELD // 16
     lease_passes(trio)
     assert trio.count("d0", "transfers_forgotten") == 1
     trio.run_until_rest()
@@ -105,7 +105,7 @@ def test_a_message_comes_after_the_end(trio: Trio, kind: str) -> None:
 def test_late_words_about_a_fetch_do_not_touch_the_hand_over(trio: Trio) -> None:
     """p0 fetches from d0 and hands over to d0: "failed" of the former is not "failed" of the latter."""
     trio.fate = lambda rank, message: 2 if message.WhichOneof("kind") in ("failed", *KINDS) else 1
-    trio["d0"].shell.engine.ledgers[0].evict_cached()
+    trio["d0"].context.engine.ledgers[0].evict_cached()
     trio.submit("before2", PROMPT[:100], "d0")
     trio.run_until_rest()
     trio.submit("r", PROMPT, "p0", "d0", sources=[("d0", 96)])
@@ -176,8 +176,8 @@ def test_offers_that_cannot_be_used(trio: Trio, fault: str) -> None:
 
 def test_questions_that_make_no_sense(trio: Trio) -> None:
     d0, d1 = trio["d0"], trio["d1"]
-    profile = profile_to_wire(d1.shell.profile)
-    zero = profile_to_wire(d1.shell.profile)
+    profile = profile_to_wire(d1.context.profile)
+    zero = profile_to_wire(d1.context.profile)
     zero.groups[0].block_tokens = 0
     common: dict[str, Any] = {
         "request": "x", "attempt": 1, "holder_incarnation": d0.incarnation, "requester_incarnation": d1.incarnation

@@ -65,7 +65,7 @@ def test_one_decode_worker_to_another(trio: Trio) -> None:
     trio.check("second", prompt)
     assert trio.cached["second"] == 128
     assert trio.count("d1", "prefill_tokens") == len(prompt) - 128
-    theirs, ours = trio["d0"].shell.engine.ledgers[0], trio["d1"].shell.engine.ledgers[0]
+    theirs, ours = trio["d0"].context.engine.ledgers[0], trio["d1"].context.engine.ledgers[0]
     common = set(theirs.hashes()) & set(ours.hashes())
     assert len(common) == 8
     for block_hash in common:
@@ -178,7 +178,7 @@ def test_lossy_copies_never_pass_for_exact(folder: Path, form: str) -> None:
         trio.submit("b", prompt, "d1", sources=[("d0", 96)])
         trio.run_until_rest()
         assert trio.count("d1", names.FETCHED_TOKENS) == 96
-        rank = trio["d1"].shell
+        rank = trio["d1"].context
         exact, changed = (rank.hash_root(b"", lossy=name) for name in ("", lossy))
         assert not cached_blocks(rank.engine, exact, tuple(prompt), GroupId(0))
         assert len(cached_blocks(rank.engine, changed, tuple(prompt), GroupId(0))) == 6
@@ -209,17 +209,17 @@ def test_a_lossy_copy_is_passed_on_under_its_name(folder: Path) -> None:
         trio.submit("exact", prompt, "d2", sources=[("d1", 96)])
         trio.run_until_rest()
         assert trio.count("d2", names.FETCHES) == 0, "d1 has no exact block"
-        trio["d2"].shell.engine.ledgers[0].evict_cached()
+        trio["d2"].context.engine.ledgers[0].evict_cached()
         trio.submit("no", prompt, "p0", "d2", sources=[("d1", 96)], lossy="int8")
         trio.run_until_rest()
         assert not trio.has_said("p0", "fetch_request")
-        trio["d2"].shell.engine.ledgers[0].evict_cached()
+        trio["d2"].context.engine.ledgers[0].evict_cached()
         trio.submit("c", prompt, "d2", sources=[("d1", 96)], lossy="int8")
         trio.run_until_rest()
-        shell = trio["d2"].shell
+        context = trio["d2"].context
         assert trio.count("d2", names.FETCHES) == 1
-        assert len(cached_blocks(shell.engine, shell.hash_root(b"", lossy="int8"), tuple(prompt), GroupId(0))) == 6
-        assert not cached_blocks(shell.engine, shell.hash_root(b""), tuple(prompt), GroupId(0))
+        assert len(cached_blocks(context.engine, context.hash_root(b"", lossy="int8"), tuple(prompt), GroupId(0))) == 6
+        assert not cached_blocks(context.engine, context.hash_root(b""), tuple(prompt), GroupId(0))
         trio.check_baseline()
     finally:
         trio.close()
@@ -246,7 +246,7 @@ def test_the_oracle_notices_a_wrong_block(trio: Trio) -> None:
     prompt = prompt_of(100)
     trio.submit("a", prompt, "d0")
     trio.run_until_rest()
-    pool, ledger = trio["d0"].pools[GroupId(0)], trio["d0"].shell.engine.ledgers[0]
+    pool, ledger = trio["d0"].pools[GroupId(0)], trio["d0"].context.engine.ledgers[0]
     block = ledger.lookup(ledger.hashes()[2])
     assert block is not None
     everything = ([block], range(len(pool.spec.layers)), range(pool.spec.heads))

@@ -17,7 +17,7 @@ from tandem.worker.commands import (
     CancelSending,
     Command,
     Finish,
-    Push,
+    PushCommand,
     SetIncarnation,
     Step,
     Stop,
@@ -109,8 +109,8 @@ def rig() -> Iterator[Rig]:
     rig.pair.close()
 
 
-def push(transfer: TransferId, first: int, last: int) -> Push:
-    return Push(transfer, GroupId(0), [], [], range(first, last))
+def push(transfer: TransferId, first: int, last: int) -> PushCommand:
+    return PushCommand(transfer, GroupId(0), [], [], range(first, last))
 
 
 def test_a_push_given_ahead_of_this_rank_waits_for_its_layers_and_all_else_behind_it(rig: Rig) -> None:
@@ -159,8 +159,8 @@ def test_rank_0_says_of_every_command_how_much_of_a_step_it_follows() -> None:
         runner.step(BATCH, (), lambda first, last: followers.broadcast(push(T, first, last)))
         followers.broadcast(Finish(T))
         said = [(type(command), after) for after, command in map(decode, commands.read_all())]
-        pushes = [(Push, after) for after in (1, 2, 3, 4)]
-        assert said == [(Push, AFTER_STEP), (Step, AFTER_STEP), *pushes, (Finish, AFTER_STEP)]
+        pushes = [(PushCommand, after) for after in (1, 2, 3, 4)]
+        assert said == [(PushCommand, AFTER_STEP), (Step, AFTER_STEP), *pushes, (Finish, AFTER_STEP)]
     finally:
         followers.start()  # close waits for its thread
         followers.close()

@@ -49,14 +49,14 @@ def opened(folder: Path, prefill: dict[str, Any], decode: dict[str, Any], **both
 
 
 def chain_at(rank: Rank, tokens: list[int], lossy: str = "") -> list[bytes]:
-    size = rank.shell.engine.layout.groups[0].block_tokens
-    root = HashRoot(fingerprint=rank.shell.fingerprint, block_tokens=size, lossy=lossy).digest()
+    size = rank.context.engine.layout.groups[0].block_tokens
+    root = HashRoot(fingerprint=rank.context.fingerprint, block_tokens=size, lossy=lossy).digest()
     return list(chain(root, tokens, size))
 
 
 def held(rank: Rank, hashes: list[bytes]) -> list[BlockId]:
     """The blocks that the rank files under these hashes, as far as it has them."""
-    ledger = rank.shell.engine.ledgers[0]
+    ledger = rank.context.engine.ledgers[0]
     found = [ledger.lookup(block_hash) for block_hash in hashes]  # type: ignore[arg-type]
     return [block for block in found if block is not None]
 
@@ -96,9 +96,9 @@ def test_other_block_sizes_are_exact(folder: Path, transport: str, prefill: int,
             cold = transferred(pair, f"cold{length}", prompt)
             full = length // decode
             assert len(held(pair.d, chain_at(pair.d, prompt))) == full  # the exact root of its own size
-            before = pair.d.shell.counters["kv_skipped_blocks"]
+            before = pair.d.context.counters["kv_skipped_blocks"]
             warm = transferred(pair, f"warm{length}", prompt)
-            assert pair.d.shell.counters["kv_skipped_blocks"] == before + full
+            assert pair.d.context.counters["kv_skipped_blocks"] == before + full
             assert cold == warm == on_its_own(pair, f"own{length}", prompt)
             common = min(length // prefill * prefill, full * decode)
             if common:
@@ -112,7 +112,7 @@ def test_only_what_the_receiver_lacks_is_sent_in_its_blocks(folder: Path, prefil
     with opened(folder, {"block_tokens": prefill}, {"block_tokens": decode}) as pair:
         shared, rest = prompt_of(100), prompt_of(90, seed=3)
         transferred(pair, "a", shared)
-        counters = pair.d.shell.counters
+        counters = pair.d.context.counters
         received = counters["kv_received_bytes"]
         expected = on_its_own(pair, "own", shared + rest)
         assert transferred(pair, "b", shared + rest) == expected
@@ -121,24 +121,24 @@ def test_only_what_the_receiver_lacks_is_sent_in_its_blocks(folder: Path, prefil
         spec = pair.d.pools[GroupId(0)].spec
         blocks = spec.blocks_for(190) - skipped
         assert counters["kv_received_bytes"] - received == blocks * spec.block_bytes()
-        assert pair.p.shell.counters["kv_sent_bytes"] == counters["kv_received_bytes"]
+        assert pair.p.context.counters["kv_sent_bytes"] == counters["kv_received_bytes"]
 
 
 @pytest.mark.parametrize("case", LOSSY)
 def test_changed_bytes_get_a_root_of_their_own(folder: Path, case: str) -> None:
     prefill, decode, lossy, tolerance = LOSSY[case]
     with opened(folder, prefill, decode) as pair:
-        size = pair.d.shell.engine.layout.groups[0].block_tokens
+        size = pair.d.context.engine.layout.groups[0].block_tokens
         prompt = prompt_of(100)
         tokens = transferred(pair, "cold", prompt)
         every = prompt + tokens
-        hashes = pair.d.shell.engine.ledgers[0].hashes()
+        hashes = pair.d.context.engine.ledgers[0].hashes()
         assert set(hashes) == set(chain_at(pair.d, every[:-1], lossy))  # what was generated from them, too
         assert not set(hashes) & set(chain_at(pair.d, every))
         # The next turn finds them, in the receiver's blocks.
         again = transferred(pair, "warm", prompt)
         assert again == tokens
-        assert pair.d.shell.counters["kv_skipped_blocks"] == 100 // size
+        assert pair.d.context.counters["kv_skipped_blocks"] == 100 // size
         # A request that it computes itself finds nothing of them, and leaves exact blocks.
         pair.submit("own", prompt, is_whole=True, **ANSWER)
         pair.run_until_rest()
@@ -180,10 +180,10 @@ def test_a_replay_goes_on_under_the_same_root(folder: Path, case: str) -> None:
         forced = [g.ChoiceState(choice=0, tokens=whole[:4])]
         replayed = transferred(pair, "b", prompt, attempt=2, forced=forced)
         assert replayed[0] == whole[4]
-        assert pair.d.shell.counters["kv_skipped_blocks"] == 60 // 16
+        assert pair.d.context.counters["kv_skipped_blocks"] == 60 // 16
         known = chain_at(pair.d, prompt + whole[:4] + replayed, lossy)
         strays = (
-            set(pair.d.shell.engine.ledgers[0].hashes()) - set(known) - set(chain_at(pair.d, prompt + whole, lossy))
+            set(pair.d.context.engine.ledgers[0].hashes()) - set(known) - set(chain_at(pair.d, prompt + whole, lossy))
         )
         assert not strays
 
@@ -194,7 +194,7 @@ def test_tenants_share_no_changed_blocks_either(folder: Path) -> None:
         prompt = prompt_of(64)
         for salt in (b"one", b"other"):
             transferred(pair, f"of {salt!r}", prompt, salt=salt)
-        assert pair.d.shell.counters["kv_skipped_blocks"] == 0
+        assert pair.d.context.counters["kv_skipped_blocks"] == 0
 
 
 def test_a_codec_is_not_used_on_a_link_that_nobody_found_slow(folder: Path) -> None:

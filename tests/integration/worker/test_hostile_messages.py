@@ -9,7 +9,7 @@ import pytest
 
 from tandem.core.ids import WorkerId
 from tandem.core.ledger import Holder, HoldKind
-from tandem.kvtransfer.events import SendFailed, Sent
+from tandem.kvtransfer.events import SendCompleted, SendFailed
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
@@ -99,7 +99,7 @@ def test_a_ticket_asked_for_twice(loopback: Loopback) -> None:
     loopback.rest_at_baseline()
     assert len(loopback.tokens("r")) == 60
     assert not loopback.failed["r"]
-    assert loopback.d.shell.counters.get("tickets_refused", 0) <= 1
+    assert loopback.d.context.counters.get("tickets_refused", 0) <= 1
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_a_push_that_ended_just_before_its_cancel(loopback: Loopback, is_sent: b
     p.loop.turn(max_wait_s=0.002)
     (transfer,) = p.sender._transfers
     opened = p.sender._transfers[transfer]
-    ended = Sent(transfer=transfer, bytes=1) if is_sent else SendFailed(transfer=transfer, reason="a test")
+    ended = SendCompleted(transfer=transfer, bytes=1) if is_sent else SendFailed(transfer=transfer, reason="a test")
     opened.outgoing.fail("a test")
     del p.sender._transfers[transfer]
     loopback.cancel("r")
@@ -170,10 +170,10 @@ def test_a_link_lost_after_the_verdict_fails_nothing(loopback: Loopback, monkeyp
     """The receiver reported that it verified everything; then the link ends before its last reply came through."""
     role = loopback.p.role
     tell = role.transfer_event
-    sent: list[Sent] = []
+    sent: list[SendCompleted] = []
 
     def hold(event: object) -> None:
-        sent.extend([event] if isinstance(event, Sent) else [])
+        sent.extend([event] if isinstance(event, SendCompleted) else [])
 
     monkeypatch.setattr(role, "transfer_event", hold)
     loopback.submit("r", prompt_of(40), max_tokens=8, ignore_eos=True)
@@ -218,7 +218,7 @@ def test_a_replay_that_had_ended_needs_no_decode_worker(loopback: Loopback) -> N
 def test_a_decode_worker_that_gives_up_answers_who_asked(loopback: Loopback) -> None:
     """Its router left while the ticket waited for room: the prefill worker must not wait for ever."""
     d = loopback.d
-    (ledger,) = d.shell.engine.ledgers
+    (ledger,) = d.context.engine.ledgers
     other = Holder(HoldKind.RESERVED, "a test")
     ledger.allocate(other, ledger.num_blocks)
     loopback.submit("r", prompt_of(40), max_tokens=8, ignore_eos=True)

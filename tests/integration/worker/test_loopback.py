@@ -43,16 +43,16 @@ def test_kv_bytes_and_counts(loopback: Loopback, tokens: int) -> None:
     p, d = loopback.p, loopback.d
     blocks = -(-tokens // 16)
     expected = blocks * p.pools[GroupId(0)].spec.block_bytes()
-    assert p.shell.counters["kv_sent_bytes"] == d.shell.counters["kv_received_bytes"] == expected
-    to = {"peer": d.shell.worker}
-    assert p.shell.counters[counter_key(KV_LINK_BYTES, **to)] == expected
-    assert p.shell.counters[counter_key(KV_LINK_SECONDS, **to)] > 0
-    assert p.shell.counters[counter_key(KV_LINK_TRANSFERS, outcome="verified", **to)] == 1
-    hashes = p.shell.engine.ledgers[0].hashes()
+    assert p.context.counters["kv_sent_bytes"] == d.context.counters["kv_received_bytes"] == expected
+    to = {"peer": d.context.worker}
+    assert p.context.counters[counter_key(KV_LINK_BYTES, **to)] == expected
+    assert p.context.counters[counter_key(KV_LINK_SECONDS, **to)] > 0
+    assert p.context.counters[counter_key(KV_LINK_TRANSFERS, outcome="verified", **to)] == 1
+    hashes = p.context.engine.ledgers[0].hashes()
     assert len(hashes) == tokens // 16
     for block_hash in hashes:
-        at_p = p.shell.engine.ledgers[0].lookup(block_hash)
-        at_d = d.shell.engine.ledgers[0].lookup(block_hash)
+        at_p = p.context.engine.ledgers[0].lookup(block_hash)
+        at_d = d.context.engine.ledgers[0].lookup(block_hash)
         assert at_p is not None
         assert at_d is not None
         assert block_bytes(p, [at_p]) == block_bytes(d, [at_d])
@@ -67,8 +67,8 @@ def test_blocks_that_the_receiver_has_are_not_sent(loopback: Loopback) -> None:
         loopback.run_until_rest()
     assert loopback.tokens("a") == loopback.tokens("b")
     block = loopback.p.pools[GroupId(0)].spec.block_bytes()
-    assert loopback.d.shell.counters["kv_received_bytes"] == (7 + 1) * block
-    assert loopback.d.shell.counters["kv_skipped_blocks"] == 6
+    assert loopback.d.context.counters["kv_received_bytes"] == (7 + 1) * block
+    assert loopback.d.context.counters["kv_skipped_blocks"] == 6
     assert loopback.chunks["a"][0][0].cached_tokens == 0
     assert loopback.chunks["b"][0][0].cached_tokens == 96
 
@@ -91,8 +91,8 @@ def test_a_prompt_that_is_all_there_sends_nothing(loopback: Loopback) -> None:
         loopback.submit(name, prompt, max_tokens=5, ignore_eos=True)
         loopback.run_until_rest()
     assert loopback.tokens("a") == loopback.tokens("b")
-    assert loopback.d.shell.counters["kv_skipped_blocks"] == 4
-    assert loopback.d.shell.counters["kv_received_blocks"] == 4
+    assert loopback.d.context.counters["kv_skipped_blocks"] == 4
+    assert loopback.d.context.counters["kv_received_blocks"] == 4
 
 
 def test_three_choices_share_the_prompt(loopback: Loopback) -> None:
@@ -102,7 +102,7 @@ def test_three_choices_share_the_prompt(loopback: Loopback) -> None:
     answers = [loopback.tokens("r", choice) for choice in range(3)]
     assert [len(a) for a in answers] == [6, 6, 6]
     assert len({tuple(a) for a in answers}) > 1
-    assert loopback.d.shell.counters["kv_received_blocks"] == 3
+    assert loopback.d.context.counters["kv_received_blocks"] == 3
     loopback.d.check_baseline()
 
 
@@ -127,7 +127,7 @@ def test_one_token_needs_no_transfer(loopback: Loopback) -> None:
     loopback.submit("r", prompt_of(40), max_tokens=1)
     loopback.run_until_rest()
     assert len(loopback.tokens("r")) == 1
-    assert "kv_received_bytes" not in loopback.d.shell.counters
+    assert "kv_received_bytes" not in loopback.d.context.counters
     loopback.p.check_baseline()
     loopback.d.check_baseline()
 
@@ -149,7 +149,7 @@ def test_lost_prefill_worker_fails_the_request(loopback: Loopback, turns: int) -
     loopback.submit("r", prompt_of(300), max_tokens=400, ignore_eos=True)
     for _ in range(turns):
         loopback.turn()
-    was_admitted = "requests_admitted" in loopback.d.shell.counters
+    was_admitted = "requests_admitted" in loopback.d.context.counters
     gone = e.PeerGone(worker="p0", incarnation=loopback.p.incarnation, reason="killed")
     loopback.d.deliver(e.HostToRank(peer_gone=gone))
     loopback.p.from_router(cancel=w.Cancel(request="r", attempt=1, reason="stands for its death"))
@@ -177,7 +177,7 @@ def test_receiver_without_room_grants_in_order(folder: Path) -> None:
 
 
 def test_ticket_for_another_incarnation_is_refused(loopback: Loopback) -> None:
-    loopback.d.shell.incarnation = loopback.d.shell.incarnation + 2  # type: ignore[assignment]
+    loopback.d.context.incarnation = loopback.d.context.incarnation + 2  # type: ignore[assignment]
     loopback.submit("r", prompt_of(40))
     for _ in range(200):
         loopback.turn()
@@ -189,7 +189,7 @@ def test_ticket_for_another_incarnation_is_refused(loopback: Loopback) -> None:
 
 
 def test_logs_name_the_request_and_its_trace(loopback: Loopback, caplog: pytest.LogCaptureFixture) -> None:
-    loopback.d.shell.incarnation = loopback.d.shell.incarnation + 2  # type: ignore[assignment]
+    loopback.d.context.incarnation = loopback.d.context.incarnation + 2  # type: ignore[assignment]
     loopback.submit("r", prompt_of(40), trace="ab" * 16)
     for _ in range(200):
         loopback.turn()

@@ -58,7 +58,7 @@ def test_a_wrong_byte_at_the_receiver_changes_the_answer(loopback: Loopback) -> 
     prompt = prompt_of(100)
     loopback.submit("a", prompt, max_tokens=20)
     loopback.run_until_rest()
-    ledger, pool = loopback.d.shell.engine.ledgers[0], loopback.d.pools[GroupId(0)]
+    ledger, pool = loopback.d.context.engine.ledgers[0], loopback.d.pools[GroupId(0)]
     block = ledger.lookup(next(iter(ledger.hashes())))
     assert block is not None
     spec = pool.spec
@@ -139,7 +139,7 @@ def test_a_lossy_codec_is_noticed(folder: Path, shape: Path, codec: str) -> None
 def test_simulated_and_computing_workers_do_not_pair(folder: Path) -> None:
     loopback = Loopback(folder, MODEL, prefill={"engine": "sim"}, kv_memory_bytes=64 << 20)
     try:
-        sim, model = loopback.p.shell.profile, loopback.d.shell.profile
+        sim, model = loopback.p.context.profile, loopback.d.context.profile
         assert sim.fingerprint != model.fingerprint
         assert dict(sim.identity)["compute_dtype"] == "sim"
     finally:

@@ -23,7 +23,7 @@ def narrow(rank: Rank, is_too_large: Callable[[e.RankToHost, int], bool]) -> Non
             raise MessageTooLargeError(f"{len(data)} bytes do not fit a ring of {FEW_BYTES}")
         rank.sent.append(message)
 
-    rank.shell.outbox = Outbox(send)
+    rank.context.outbox = Outbox(send)
 
 
 def settle(pair: Loopback, *requests: str) -> None:
@@ -48,7 +48,7 @@ def test_what_cannot_be_said_to_the_peer(sim_loopback: Loopback, end: str, kind:
     settle(sim_loopback, "r")
     failures = {failure.code: failure.message for failure in sim_loopback.failed["r"]}
     assert f"a {kind} message about the request is too large" in failures["request_too_large"]
-    assert rank.shell.counters["messages_too_large"] == 1
+    assert rank.context.counters["messages_too_large"] == 1
 
 
 def test_a_request_is_failed_alone_though_its_tokens_go_in_one_message_with_others(sim_loopback: Loopback) -> None:
@@ -63,7 +63,7 @@ def test_a_request_is_failed_alone_though_its_tokens_go_in_one_message_with_othe
     assert sim_loopback.failed["plain"] == []
     assert len(sim_loopback.tokens("plain")) == 40
     assert {failure.code for failure in sim_loopback.failed["wordy" * 300]} >= {"request_too_large"}
-    assert sim_loopback.d.shell.counters["messages_too_large"] == 1
+    assert sim_loopback.d.context.counters["messages_too_large"] == 1
 
 
 def test_a_last_token_that_cannot_be_told_is_told_as_a_failure(sim_loopback: Loopback) -> None:
@@ -87,7 +87,7 @@ def test_an_endless_reason_is_cut(sim_loopback: Loopback) -> None:
     sim_loopback.submit("r", prompt_of(100, 3), max_tokens=500, ignore_eos=True)
     for _ in range(10):
         sim_loopback.turn()
-    (tracked,) = sim_loopback.d.shell.requests.all()
+    (tracked,) = sim_loopback.d.context.requests.all()
     sim_loopback.d.loop._cancel(tracked, "why " * 1_000_000)
     settle(sim_loopback, "r")
     assert all(len(failure.message) <= 10_000 for failure in sim_loopback.failed["r"])

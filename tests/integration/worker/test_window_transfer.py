@@ -29,13 +29,13 @@ def prompt_of(length: int) -> list[int]:
 
 
 def chain_at(rank: Rank, tokens: list[int]) -> list[BlockHash]:
-    size = rank.shell.engine.layout.groups[0].block_tokens
-    return chain(HashRoot(fingerprint=rank.shell.fingerprint, block_tokens=size).digest(), tokens, size)
+    size = rank.context.engine.layout.groups[0].block_tokens
+    return chain(HashRoot(fingerprint=rank.context.fingerprint, block_tokens=size).digest(), tokens, size)
 
 
 def received(pair: Loopback, name: str, prompt: list[int], **more: Any) -> tuple[list[int], int]:
     """The answer, and how many blocks came."""
-    counters = pair.d.shell.counters
+    counters = pair.d.context.counters
     before = counters.get("kv_received_blocks", 0)
     pair.submit(name, prompt, **{**ANSWER, **more})
     pair.run_until_rest()
@@ -53,7 +53,7 @@ def test_only_the_last_window_travels(folder: Path, prefill: int, decode: int) -
     try:
         spec = pair.d.pools[GroupId(0)].spec
         assert spec.window == MODEL.window
-        counters = pair.d.shell.counters
+        counters = pair.d.context.counters
         for length in LENGTHS:
             prompt = prompt_of(length)
             expected = clear_answer(folder / "model", prompt, COUNT)
@@ -70,7 +70,7 @@ def test_only_the_last_window_travels(folder: Path, prefill: int, decode: int) -
             again, blocks = received(pair, f"again{length}", prompt, is_whole=True)
             assert (again, blocks) == (expected, 0)
             assert pair.chunks[f"again{length}"][0][0].cached_tokens == hit
-        assert pair.p.shell.counters["kv_sent_bytes"] == counters["kv_received_bytes"]
+        assert pair.p.context.counters["kv_sent_bytes"] == counters["kv_received_bytes"]
         assert counters["kv_received_bytes"] == counters["kv_received_blocks"] * spec.block_bytes()
     finally:
         pair.close()
@@ -106,7 +106,7 @@ def test_a_context_is_fetched_from_its_window_on(folder: Path, to: str) -> None:
         said = [*prompt, *trio.tokens("first")]
         longer = [*said, *prompt_of(20)]
         expected = clear_answer(folder / "model", longer, 4)
-        assert trio["d0"].shell.engine.ledgers[0].lookup(chain_at(trio["d0"], said)[0]) is None
+        assert trio["d0"].context.engine.ledgers[0].lookup(chain_at(trio["d0"], said)[0]) is None
         computed = trio.count(to, "prefill_tokens")
         trio.submit("second", longer, *((to, "d0") if to == "p0" else (to,)), sources=[("d0", 128)])
         trio.run_until_rest()
@@ -130,12 +130,12 @@ def test_a_holder_sends_nothing_of_what_is_gone(folder: Path) -> None:
         longer = [*prompt, *trio.tokens("first"), *prompt_of(20)]
         trio.submit("second", longer, "p0", "d0", sources=[("d0", 128)])
         trio.run_until(lambda: trio.has_said("p0", "fetch_request"))
-        trio["p0"].shell.engine.ledgers[0].evict_cached()
+        trio["p0"].context.engine.ledgers[0].evict_cached()
         trio.run_until_rest()
         assert trio.tokens("second") == clear_answer(folder / "model", longer, 4)
         assert trio.count("p0", names.FETCHES) == 0 == trio.count("d0", names.SUPPLIES)
         assert trio.count("p0", "prefill_tokens") == len(prompt) + len(longer)
-        trio["p0"].shell.engine.ledgers[0].evict_cached()
+        trio["p0"].context.engine.ledgers[0].evict_cached()
         trio.submit("third", longer, "p0", "d0", sources=[("d0", 128)])
         trio.run_until_rest()
         assert trio.tokens("third") == trio.tokens("second")

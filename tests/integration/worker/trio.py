@@ -49,7 +49,7 @@ class Trio:
         self.ranks: dict[str, Rank] = {}
         for name in names:
             rank = Rank(name, ROLES[name[0]], folder, shape, **{**common, **settings, **(own or {}).get(name, {})})
-            rank.shell.clock = self.clock
+            rank.context.clock = self.clock
             self.ranks[name] = rank
         self.stalled: set[str] = set()
         self.fate: Fate = lambda rank, message: 1
@@ -100,8 +100,8 @@ class Trio:
     def gone(self, name: str, *, told: Sequence[str] = ()) -> None:
         """The worker is dead: its links break, its peers learn it, and it sends and receives nothing any more."""
         self.stalled.add(name)
-        self[name].shell.sender.close()
-        self[name].shell.receiver.close()
+        self[name].context.sender.close()
+        self[name].context.receiver.close()
         for other in told or [other for other in self.ranks if other != name]:
             gone = e.PeerGone(worker=name, incarnation=self[name].incarnation, reason="killed")
             self[other].deliver(e.HostToRank(peer_gone=gone))
@@ -128,7 +128,7 @@ class Trio:
         return any(who == name and what == kind for who, what, _ in self.said)
 
     def count(self, name: str, counter: str) -> float:
-        return self[name].shell.counters.get(counter, 0.0)
+        return self[name].context.counters.get(counter, 0.0)
 
     def tokens(self, request: str) -> list[int]:
         got = self.got[request]
@@ -147,7 +147,7 @@ class Trio:
             if rank.name not in self.stalled:
                 rank.check_baseline()
                 assert rank.loop.claims() == []
-                assert len(rank.shell.leases) == 0
+                assert len(rank.context.leases) == 0
 
     def deliver(self, source: Rank, target: Rank, message: w.PeerMessage) -> None:
         stamped = e.FromPeer(
@@ -186,8 +186,8 @@ class Trio:
 
 def _check_held(rank: Rank) -> None:
     """Check that readable blocks are pinned and writable blocks are reserved, also after a request gave them up."""
-    holders = {h for ledger in rank.shell.engine.ledgers for h in ledger.holders()}
+    holders = {h for ledger in rank.context.engine.ledgers for h in ledger.holders()}
     held = {(holder.kind, subject_of(holder).transfer) for holder in holders}
-    for kind, end in ((HoldKind.PUSHING, rank.shell.sender), (HoldKind.RESERVED, rank.shell.receiver)):
+    for kind, end in ((HoldKind.PUSHING, rank.context.sender), (HoldKind.RESERVED, rank.context.receiver)):
         for one in end.transfers():
             assert (kind, one.transfer) in held, f"{rank.name}: transfer {one.transfer} is {one.phase}, nothing is held"

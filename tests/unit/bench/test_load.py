@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from bench.load import Answer, Due, body_of, check_served, offer
+from bench.load import Due, TimedAnswer, body_of, check_served, offer
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
 
@@ -32,7 +32,7 @@ def test_answers_come_in_the_order_of_the_plan() -> None:
         Due(0.01, body_of([1], 5)),
     ]
 
-    async def run() -> list[Answer]:
+    async def run() -> list[TimedAnswer]:
         async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
             return await offer(f"http://127.0.0.1:{port}", plan, 60.0)

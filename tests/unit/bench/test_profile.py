@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from bench.load import Answer
+from bench.load import TimedAnswer
 from bench.profile.__main__ import LIMIT, rate_of, shares
 from bench.profile.sampling import LIBRARIES, MODEL, own_time, watched
 
@@ -38,7 +38,7 @@ def test_shares_are_of_all_looks_at_all_processes() -> None:
 
 def test_tokens_a_second_are_counted_while_all_streams_run() -> None:
     """32 streams with a token every tenth of a second each, twice 6.4 s long."""
-    answers = [Answer(start, [start + step / 10 for step in range(64)]) for start in [0.0] * 32 + [6.4] * 32]
+    answers = [TimedAnswer(start, [start + step / 10 for step in range(64)]) for start in [0.0] * 32 + [6.4] * 32]
     assert rate_of(answers) == pytest.approx(320.0, rel=0.02)
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tandem.clusterctl.operate import apply
-from tandem.clusterctl.operate.apply import Manner, carry_out, lines_of
+from tandem.clusterctl.operate.apply import ApplyOptions, carry_out, lines_of
 from tandem.clusterctl.output import Output
 from tandem.core.desired import DesiredState, Pool
-from tandem.core.desired_changes import changes, cordoned, scaled
+from tandem.core.desired_changes import changes, cordoned, with_scale
 from tandem.core.errors import ConflictError, DeadlineError, UnavailableError
 from tandem.core.lifecycle import RoleName
 
@@ -32,7 +32,7 @@ def test_the_deadline_of_a_drain_is_shown_as_what_it_is() -> None:
 
 
 def test_counts_that_change_stand_below_the_workers() -> None:
-    assert lines_of(found(scaled(STATE, {RoleName.MIXED: 3}, {}))) == [
+    assert lines_of(found(with_scale(STATE, {RoleName.MIXED: 3}, {}))) == [
         "+ mixed-2: start (as mixed in mixed)",
         "  mixed 2 → mixed 3",
     ]
@@ -47,8 +47,8 @@ class Admin:
         self.happened: list[dict[str, Any]] = []
 
     def propose(self, wanted: dict[str, Any]) -> dict[str, Any]:
-        after = asdict(scaled(STATE, {RoleName.MIXED: 3}, {}))
-        return found(scaled(STATE, {RoleName.MIXED: 3}, {})) | {"is_changed": True, "after": after | {"version": 2}}
+        after = asdict(with_scale(STATE, {RoleName.MIXED: 3}, {}))
+        return found(with_scale(STATE, {RoleName.MIXED: 3}, {})) | {"is_changed": True, "after": after | {"version": 2}}
 
     def write_desired(self, state: dict[str, Any]) -> None:
         self.written.append(state)
@@ -71,7 +71,7 @@ class Admin:
 
 
 def change(admin: Admin, timeout_s: float = 60.0) -> None:
-    carry_out(admin, {"verb": "scale"}, Manner(yes=True, timeout=timeout_s), Output())  # type: ignore[arg-type]
+    carry_out(admin, {"verb": "scale"}, ApplyOptions(yes=True, timeout=timeout_s), Output())  # type: ignore[arg-type]
 
 
 def test_an_admin_port_that_is_away_for_a_while_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:

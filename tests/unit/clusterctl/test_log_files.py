@@ -11,7 +11,7 @@ import pytest
 
 from tandem.clusterctl import main as program
 from tandem.clusterctl.inspect import log_files
-from tandem.clusterctl.inspect.log_files import LogRecord, Tail, Wanted, members, records
+from tandem.clusterctl.inspect.log_files import LogFilter, ParsedRecord, Tail, members, records
 from tandem.clusterctl.inspect.logs import moment
 from tandem.controlplane.state_dir import Context, StateDir
 from tandem.core.errors import ConfigError
@@ -54,13 +54,13 @@ def test_records_come_in_the_order_of_time(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("wanted", "texts"),
     [
-        (Wanted(request="cmpl-1"), ["attempt failed request=cmpl-1 why=lost"]),
-        (Wanted(level="WARNING"), ["attempt failed request=cmpl-1 why=lost", "it broke"]),
-        (Wanted(since="2026-11-20T10:00:02.6"), ["it broke", "not a record at all"]),
-        (Wanted(since="2026-11-21"), []),
+        (LogFilter(request="cmpl-1"), ["attempt failed request=cmpl-1 why=lost"]),
+        (LogFilter(level="WARNING"), ["attempt failed request=cmpl-1 why=lost", "it broke"]),
+        (LogFilter(since="2026-11-20T10:00:02.6"), ["it broke", "not a record at all"]),
+        (LogFilter(since="2026-11-21"), []),
     ],
 )
-def test_only_what_is_wanted(folder: Path, wanted: Wanted, texts: list[str]) -> None:
+def test_only_what_is_wanted(folder: Path, wanted: LogFilter, texts: list[str]) -> None:
     found = [record for record in records(folder, members(folder)) if wanted.takes(record)]
     assert [record.text.splitlines()[0] for record in found] == texts
 
@@ -79,8 +79,8 @@ def test_only_what_is_wanted(folder: Path, wanted: Wanted, texts: list[str]) -> 
     ],
 )
 def test_a_request_is_named_by_itself_or_by_one_of_its_prompts(text: str, is_named: bool) -> None:
-    record = LogRecord(member="router-0", time="2026-11-20T10:00:00.000Z", level="INFO", text=text)
-    assert Wanted(request="cmpl-1").takes(record) is is_named
+    record = ParsedRecord(member="router-0", time="2026-11-20T10:00:00.000Z", level="INFO", text=text)
+    assert LogFilter(request="cmpl-1").takes(record) is is_named
 
 
 def test_a_tail_gives_what_is_appended_also_to_a_new_file(folder: Path) -> None:
@@ -186,7 +186,7 @@ def test_what_logging_writes_is_read_as_it_was(folder: Path, as_json: bool) -> N
     (found,) = log_files.records(folder, ["made"])
     assert (found.level, found.text) == ("WARNING", 'attempt failed request=cmpl-7 why="a = b"')
     assert found.time == "2025-11-20T10:00:00.250Z"
-    assert Wanted(request="cmpl-7").takes(found)
+    assert LogFilter(request="cmpl-7").takes(found)
     assert tail.read() == [found]
 
 

@@ -13,7 +13,7 @@ from tandem.clusterctl import main as program
 from tandem.clusterctl.exit_codes import Exit
 from tandem.clusterctl.planning.plan import heaviest
 from tandem.clusterctl.schemas.kinds import schema
-from tandem.controlplane.planner.records import Seen
+from tandem.controlplane.planner.records import ObservedRequest
 
 SMALL = ("--rate", "3", "--isl", "1500", "--osl", "100", "--slo-ttft", "2", "--slo-itl", "0.05")
 
@@ -153,8 +153,8 @@ def test_mistakes_say_what_to_do(capsys: pytest.CaptureFixture[str], arguments: 
 
 
 def test_the_heaviest_window_is_found() -> None:
-    quiet = [Seen(arrival_s=float(at), prompt_tokens=10, output_tokens=1) for at in range(100)]
-    busy = [Seen(arrival_s=200.0 + at / 10, prompt_tokens=10, output_tokens=1) for at in range(100)]
+    quiet = [ObservedRequest(arrival_s=float(at), prompt_tokens=10, output_tokens=1) for at in range(100)]
+    busy = [ObservedRequest(arrival_s=200.0 + at / 10, prompt_tokens=10, output_tokens=1) for at in range(100)]
     found = heaviest([*quiet, *busy], 10.0, 1000)
     assert [one.arrival_s for one in found] == [one.arrival_s for one in busy]
     assert len(heaviest([*quiet, *busy], 10.0, 30)) == 30

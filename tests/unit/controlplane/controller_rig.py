@@ -17,7 +17,7 @@ from tandem.controlplane.launcher import (
 )
 from tandem.core.clock import ManualClock
 from tandem.core.config import WorkerConfig
-from tandem.core.desired import DesiredState, Member, Pool, Revision
+from tandem.core.desired import DesiredState, DesiredWorker, Pool, Revision
 from tandem.core.errors import ModelError
 from tandem.core.events import EventKind
 from tandem.core.ids import WorkerId
@@ -121,7 +121,7 @@ class Harness:
         self.launcher.reports.put_nowait(WorkerExited(worker, reason, is_unplaced, is_place_lost))
 
 
-def spec_of(pool: Pool, member: Member, revision: Revision | None) -> WorkerSpec:
+def spec_of(pool: Pool, member: DesiredWorker, revision: Revision | None) -> WorkerSpec:
     if revision is not None and revision.model_path == "/no/such":
         raise ModelError("cannot load the model /no/such", why="no such folder")
     config = WorkerConfig(

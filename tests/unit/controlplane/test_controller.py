@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tandem.controlplane.worker_status import Phase
+from tandem.controlplane.worker_status import WorkerPhase
 from tandem.core.errors import StartupError
 from tandem.core.events import EventKind
 from tests.unit.controlplane.controller_rig import D0, P0, P1, Harness, play, settle
@@ -98,7 +98,7 @@ def test_a_later_start_that_fails_waits_for_the_next_desired_state() -> None:
         await settle()
         h.dies(P1, "no memory")
         await settle()
-        assert h.controller.phases()[P1] is Phase.FAILED
+        assert h.controller.phases()[P1] is WorkerPhase.FAILED
         assert h.launcher.started.count(P1) == 1
         h.want(prefill=2)
         await settle()
@@ -221,7 +221,7 @@ def test_one_that_found_no_room_is_tried_again_since_machines_join() -> None:
         assert h.launcher.started.count(P1) == 2
         h.dies(P1, "the model is broken")
         await settle()
-        assert h.controller.phases()[P1] is Phase.FAILED, "what is wrong with the configuration stays wrong"
+        assert h.controller.phases()[P1] is WorkerPhase.FAILED, "what is wrong with the configuration stays wrong"
 
     play(scene)
 

@@ -12,7 +12,7 @@ from tandem.controlplane import controller
 from tandem.controlplane.control_orders import SILENT_S
 from tandem.controlplane.controller import Controller
 from tandem.core.desired import DesiredState, Pool
-from tandem.core.desired_changes import cordoned, flipped, restarted, scaled, with_members
+from tandem.core.desired_changes import cordoned, restarted, with_members, with_role, with_scale
 from tandem.core.errors import WorkerLostError
 from tandem.core.events import EventKind
 from tandem.core.ids import WorkerId
@@ -154,7 +154,7 @@ def test_each_worker_is_told_the_deadline_of_its_own_drain() -> None:
 
 def test_a_victim_is_stopped_once_it_says_that_it_has_nothing_left() -> None:
     async def scene(h: Steered) -> None:
-        h.write(scaled(_start(), {RoleName.PREFILL: 1}, {}, may_flip=False))
+        h.write(with_scale(_start(), {RoleName.PREFILL: 1}, {}, may_flip=False))
         await _until(lambda: h.steering.calls == ["drain prefill-1 60"])
         await settle()
         assert h.launcher.stopped == []
@@ -167,7 +167,7 @@ def test_a_victim_is_stopped_once_it_says_that_it_has_nothing_left() -> None:
 
 def test_a_worker_that_is_wanted_again_in_time_goes_on() -> None:
     async def scene(h: Steered) -> None:
-        h.write(scaled(_start(), {RoleName.PREFILL: 1}, {}, may_flip=False))
+        h.write(with_scale(_start(), {RoleName.PREFILL: 1}, {}, may_flip=False))
         await _until(lambda: h.steering.calls == ["drain prefill-1 60"])
         h.write(_start())
         await _until(lambda: h.steering.calls[1:] == ["uncordon prefill-1"])
@@ -180,7 +180,7 @@ def test_a_worker_that_is_wanted_again_in_time_goes_on() -> None:
 def test_a_flip_that_fails_is_told_and_tried_again_later(trouble: str, why: str) -> None:
     async def scene(h: Steered) -> None:
         setattr(h.steering, trouble, True)
-        h.write(flipped(_start(), "prefill-1", RoleName.DECODE))
+        h.write(with_role(_start(), "prefill-1", RoleName.DECODE))
         await _until(lambda: h.events.of(EventKind.STEP_FAILED))
         assert h.events.of(EventKind.STEP_FAILED) == [f"prefill-1: become: {why}; again in 0.5 s"]
         await settle()
@@ -196,7 +196,7 @@ def test_a_flip_that_fails_is_told_and_tried_again_later(trouble: str, why: str)
 def test_a_worker_that_says_nothing_for_long_and_is_wanted_no_more_is_stopped() -> None:
     async def scene(h: Steered) -> None:
         del h.steering.said[P1]
-        h.write(scaled(_start(), {RoleName.PREFILL: 1}, {}, may_flip=False))
+        h.write(with_scale(_start(), {RoleName.PREFILL: 1}, {}, may_flip=False))
         await _until(lambda: h.events.of(EventKind.DESIRED_CHANGED)[1:])
         await settle()
         assert h.launcher.stopped == []
@@ -292,7 +292,7 @@ def test_a_machine_that_was_suspended_gives_its_workers_the_whole_time() -> None
 def test_who_is_wanted_in_another_role_comes_back_in_it() -> None:
     async def scene(h: Steered) -> None:
         await _falls_silent(h, P1)
-        h.write(flipped(_start(), "prefill-1", RoleName.DECODE))
+        h.write(with_role(_start(), "prefill-1", RoleName.DECODE))
         await _until(lambda: len(h.events.of(EventKind.DESIRED_CHANGED)) == 2)
         await _looked(h)
         assert h.steering.calls == []
@@ -377,7 +377,7 @@ def test_where_there_is_only_waiting_nobody_is_looked_at_all_the_time(monkeypatc
         return h.steering.looks == looks
 
     async def scene(h: Steered) -> None:
-        h.write(replace(scaled(_start(), {RoleName.DECODE: 2}, {}), max_ranks=3))
+        h.write(replace(with_scale(_start(), {RoleName.DECODE: 2}, {}), max_ranks=3))
         await _until(lambda: h.events.of(EventKind.WAITING))
         assert await rests(h)
         h.dies(P1)
@@ -401,8 +401,8 @@ def test_a_new_controller_goes_on_where_the_last_one_died(actions: int) -> None:
         await _until(lambda: len(h.launcher.there) == 3)
         h.all_ready()
         await asyncio.wait_for(h.controller.wait_ready(), 20)
-        change = scaled(_start(), {RoleName.PREFILL: 2, RoleName.DECODE: 3}, {})
-        change = flipped(change, "decode-1", RoleName.PREFILL)
+        change = with_scale(_start(), {RoleName.PREFILL: 2, RoleName.DECODE: 3}, {})
+        change = with_role(change, "decode-1", RoleName.PREFILL)
         change = restarted(cordoned(change, "prefill-1", is_cordoned=True), "prefill-0")
         h.write(change)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from tandem.controlplane.gpu_memory import HeldGpuError, Patience, count, occupied
+from tandem.controlplane.gpu_memory import GpuMemoryWait, HeldGpuError, count, occupied
 from tandem.core.clock import ManualClock
 
 GPUS = """0, GPU-aaaa, 4, 81559
@@ -46,7 +46,7 @@ def test_a_machine_that_cannot_tell_stands_in_nobodys_way(monkeypatch: pytest.Mo
 
 def test_what_is_in_the_way_is_told_when_it_changes_but_not_all_the_time() -> None:
     clock = ManualClock()
-    patience = Patience(60.0, where="on 10.0.0.2", now_s=clock.now_s)
+    patience = GpuMemoryWait(60.0, where="on 10.0.0.2", now_s=clock.now_s)
     told = []
     for second in range(60):
         told.append(patience.note("GPU 0" if second < 30 else f"GPU {second}"))

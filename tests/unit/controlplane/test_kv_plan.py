@@ -10,7 +10,7 @@ import pytest
 from tandem.controlplane import gpu_memory
 from tandem.controlplane.bundled import bundled_model
 from tandem.controlplane.kv_plan import KVPlan, kv_plan
-from tandem.controlplane.worker_settings import share_out
+from tandem.controlplane.worker_settings import divide_cores
 from tandem.core.config import SIM_KV_BYTES, ClusterConfig, LauncherName, RoleSection, WorkerSection
 from tandem.core.lifecycle import RoleName
 
@@ -70,13 +70,13 @@ COUNTS = {RoleName.PREFILL: 1, RoleName.DECODE: 3, RoleName.MIXED: 0}
 
 def test_a_machines_memory_is_divided_by_its_workers() -> None:
     config = ClusterConfig(decode=RoleSection(kv_memory_bytes=64 * MIB))
-    workers = share_out(config, COUNTS, 8, 16 * GIB)
+    workers = divide_cores(config, COUNTS, 8, 16 * GIB)
     assert {role: one.memory_bytes for role, one in workers.items()} == dict.fromkeys(COUNTS, 4 * GIB)
     assert (workers[RoleName.PREFILL].kv_memory_bytes, workers[RoleName.DECODE].kv_memory_bytes) == (0, 64 * MIB)
 
 
 def test_what_was_given_stays_and_rays_machines_find_out_themselves() -> None:
     given = ClusterConfig(worker=WorkerSection(memory_bytes=GIB))
-    assert share_out(given, COUNTS, 8, 16 * GIB)[RoleName.DECODE].memory_bytes == GIB
+    assert divide_cores(given, COUNTS, 8, 16 * GIB)[RoleName.DECODE].memory_bytes == GIB
     ray = ClusterConfig(launcher=LauncherName.RAY)
-    assert share_out(ray, COUNTS, 8, 16 * GIB)[RoleName.DECODE].memory_bytes == 0
+    assert divide_cores(ray, COUNTS, 8, 16 * GIB)[RoleName.DECODE].memory_bytes == 0

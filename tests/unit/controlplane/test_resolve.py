@@ -15,7 +15,7 @@ from tandem.controlplane import resolve as resolving
 from tandem.controlplane.bundled import bundled_model
 from tandem.controlplane.environment import Environment
 from tandem.controlplane.resolve import check_ports, log_format, resolve, resolve_ports
-from tandem.controlplane.worker_settings import share_out
+from tandem.controlplane.worker_settings import divide_cores
 from tandem.core.config import (
     AdmissionSection,
     BudgetSection,
@@ -98,7 +98,7 @@ def test_roles_differ_where_they_are_told_to_and_share_the_rest() -> None:
 def test_every_rank_is_a_process_that_wants_cores(tp: int, cores: int, threads: int) -> None:
     # Heads of the bundled model are not looked at here: the model decides which sizes fit.
     counts = {RoleName.PREFILL: 1, RoleName.DECODE: 1, RoleName.MIXED: 0}
-    workers = share_out(ClusterConfig(worker=WorkerSection(tp=tp)), counts, cores)
+    workers = divide_cores(ClusterConfig(worker=WorkerSection(tp=tp)), counts, cores)
     assert {settings.threads for settings in workers.values()} == {threads}
 
 

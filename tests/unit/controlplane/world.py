@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from tandem.controlplane.reconcile import Action, Deed, Life, Seen, plan
+from tandem.controlplane.reconcile import Action, ActionKind, ObservedPhase, ObservedWorker, plan
 from tandem.controlplane.rollout_controller import standing
 from tandem.core.desired import DesiredState, Pool, RolloutPhase
-from tandem.core.desired_changes import cordoned, flipped, restarted, scaled
+from tandem.core.desired_changes import cordoned, restarted, with_role, with_scale
 from tandem.core.errors import ConflictError
 from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
@@ -33,48 +33,48 @@ class World:
 
     rng: random.Random
     max_ranks: int
-    workers: dict[WorkerId, Seen] = field(default_factory=dict)
+    workers: dict[WorkerId, ObservedWorker] = field(default_factory=dict)
     broken: dict[WorkerId, str] = field(default_factory=dict)
     served: bool = False
 
     def take(self, action: Action, state: DesiredState) -> None:
         name = action.worker_id
-        if action.deed is Deed.START:
+        if action.deed is ActionKind.START:
             assert name not in self.workers
             assert action.member is not None
             revision = state.revision_of(action.member)
             if revision == BAD:
                 self.broken[name] = "it has no such file"
                 return
-            self.workers[name] = Seen(
-                worker_id=name, model="m", role=action.member.role, life=Life.STARTING, revision=revision,
+            self.workers[name] = ObservedWorker(
+                worker_id=name, model="m", role=action.member.role, life=ObservedPhase.STARTING, revision=revision,
                 restart_generation=action.member.restart_generation,
             )  # fmt: skip
             assert not self.max_ranks or len(self.workers) <= self.max_ranks, "more ranks than there may be"
-        elif action.deed is Deed.STOP:
-            assert self.workers[name].life is not Life.READY, "a worker was stopped while it had work"
-            self._set(name, Life.STOPPING)
-        elif action.deed is Deed.UNCORDON:
-            self._set(name, Life.READY)
+        elif action.deed is ActionKind.STOP:
+            assert self.workers[name].life is not ObservedPhase.READY, "a worker was stopped while it had work"
+            self._set(name, ObservedPhase.STOPPING)
+        elif action.deed is ActionKind.UNCORDON:
+            self._set(name, ObservedPhase.READY)
         else:
-            self._set(name, Life.DRAINING)
-            if action.deed is Deed.BECOME:
+            self._set(name, ObservedPhase.DRAINING)
+            if action.deed is ActionKind.BECOME:
                 assert action.member is not None
                 self._become(name, action.member.role)
         self._check()
 
     def _become(self, name: WorkerId, role: RoleName) -> None:
         is_undone = self.workers[name].role is role
-        life, target = (Life.READY, None) if is_undone else (Life.FLIPPING, role)
+        life, target = (ObservedPhase.READY, None) if is_undone else (ObservedPhase.FLIPPING, role)
         self.workers[name] = replace(self.workers[name], life=life, target=target)
 
     def pass_time(self) -> None:
         """Something that is under way comes to its end."""
-        ends: dict[Life, Callable[[WorkerId], None]] = {
-            Life.STARTING: lambda name: self._set(name, Life.READY),
-            Life.DRAINING: lambda name: self._set(name, Life.DRAINED),
-            Life.STOPPING: self._end,
-            Life.FLIPPING: self._flip,
+        ends: dict[ObservedPhase, Callable[[WorkerId], None]] = {
+            ObservedPhase.STARTING: lambda name: self._set(name, ObservedPhase.READY),
+            ObservedPhase.DRAINING: lambda name: self._set(name, ObservedPhase.DRAINED),
+            ObservedPhase.STOPPING: self._end,
+            ObservedPhase.FLIPPING: self._flip,
         }
         moving = sorted(name for name, one in self.workers.items() if one.life in ends)
         if moving:
@@ -85,11 +85,12 @@ class World:
     @property
     def is_moving(self) -> bool:
         return any(
-            one.life in (Life.STARTING, Life.DRAINING, Life.STOPPING, Life.FLIPPING) for one in self.workers.values()
+            one.life in (ObservedPhase.STARTING, ObservedPhase.DRAINING, ObservedPhase.STOPPING, ObservedPhase.FLIPPING)
+            for one in self.workers.values()
         )
 
     def ready(self, role: RoleName) -> int:
-        return sum(one.life is Life.READY and one.role is role for one in self.workers.values())
+        return sum(one.life is ObservedPhase.READY and one.role is role for one in self.workers.values())
 
     def _end(self, name: WorkerId) -> None:
         del self.workers[name]
@@ -98,16 +99,16 @@ class World:
         """End a flip; it fails now and then, and the worker goes back to its old role."""
         one = self.workers[name]
         role = one.target if one.target is not None and self.rng.random() < 0.8 else one.role
-        self.workers[name] = replace(one, role=role, life=Life.READY, target=None)
+        self.workers[name] = replace(one, role=role, life=ObservedPhase.READY, target=None)
 
-    def _set(self, name: WorkerId, life: Life) -> None:
+    def _set(self, name: WorkerId, life: ObservedPhase) -> None:
         self.workers[name] = replace(self.workers[name], life=life)
 
     def _check(self) -> None:
         """Only workers of one revision serve a request together."""
         ready: dict[str, set[RoleName]] = {}
         for one in self.workers.values():
-            if one.life is Life.READY:
+            if one.life is ObservedPhase.READY:
                 ready.setdefault(one.revision, set()).add(one.role)
         serves = any(M in roles or {P, D} <= roles for roles in ready.values())
         assert serves or not self.served, "nobody serves any more"
@@ -136,7 +137,7 @@ def settle(state: DesiredState, world: World, *, dies_every_time: bool) -> tuple
             break
         world.pass_time()
     found = {
-        name: (one.role, one.life is Life.DRAINED, one.restart_generation, one.revision)
+        name: (one.role, one.life is ObservedPhase.DRAINED, one.restart_generation, one.revision)
         for name, one in world.workers.items()
     }
     expected = {
@@ -154,9 +155,9 @@ def wish(state: DesiredState, rng: random.Random) -> DesiredState:
     """Make a random change of the desired state; the same state again where it is not allowed."""
     name = rng.choice(state.members).worker_id
     made: list[Callable[[], DesiredState]] = [
-        lambda: scaled(state, {P: rng.randint(0, 4), D: rng.randint(0, 4)}, {}, may_flip=rng.random() < 0.5),
-        lambda: scaled(state, {M: rng.randint(0, 2)}, {}),
-        lambda: flipped(state, name, rng.choice((P, D, M))),
+        lambda: with_scale(state, {P: rng.randint(0, 4), D: rng.randint(0, 4)}, {}, may_flip=rng.random() < 0.5),
+        lambda: with_scale(state, {M: rng.randint(0, 2)}, {}),
+        lambda: with_role(state, name, rng.choice((P, D, M))),
         lambda: cordoned(state, name, is_cordoned=rng.random() < 0.4),
         lambda: restarted(state, name),
         lambda: rolled_out(state, rng),

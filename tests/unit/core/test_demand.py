@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.core.config import SloSection
-from tandem.core.demand import MAX_ASKED, MAX_BYTES, Asked, Demand, WorkerSeen
+from tandem.core.demand import MAX_ASKED, MAX_BYTES, Demand, DemandSample, WorkerSeen
 from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
 from tandem.core.prefill_queue import PrefillSpeed
@@ -19,7 +19,7 @@ COUNTS = st.integers(0, 1 << 40)
 SECONDS = st.floats(0, 1e9).map(lambda value: round(value, 3))
 NAMES = st.text(max_size=30)
 ASKED = st.builds(
-    Asked, age_s=SECONDS, prompt_tokens=COUNTS, output_tokens=COUNTS, cached_tokens=COUNTS, choices=COUNTS,
+    DemandSample, age_s=SECONDS, prompt_tokens=COUNTS, output_tokens=COUNTS, cached_tokens=COUNTS, choices=COUNTS,
     has_ended=st.booleans(), slo=NAMES,
 )  # fmt: skip
 WORKERS = st.builds(
@@ -36,7 +36,7 @@ DEMANDS = st.builds(
     link_bytes_per_s=SECONDS,
 )
 ONE = Demand(
-    asked=(Asked(age_s=1.0, prompt_tokens=10),),
+    asked=(DemandSample(age_s=1.0, prompt_tokens=10),),
     workers=(WorkerSeen(worker=WorkerId("decode-0"), role=RoleName.DECODE),),
     promises={"chat": SloSection(ttft_s=1.0)},
 )
@@ -48,7 +48,7 @@ def test_it_comes_back_as_it_was(demand: Demand) -> None:
 
 
 def test_only_the_latest_requests_are_told() -> None:
-    rows = tuple(Asked(age_s=float(age), prompt_tokens=1) for age in reversed(range(2 * MAX_ASKED)))
+    rows = tuple(DemandSample(age_s=float(age), prompt_tokens=1) for age in reversed(range(2 * MAX_ASKED)))
     found = Demand.from_json(Demand(asked=rows).to_json())
     assert [one.age_s for one in found.asked] == [float(age) for age in range(MAX_ASKED)]
 

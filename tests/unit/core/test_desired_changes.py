@@ -12,7 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.core.desired import DesiredState, Pool
-from tandem.core.desired_changes import Deed, WorkerLoad, changes, cordoned, flipped, restarted, scaled, split
+from tandem.core.desired_changes import (
+    ChangeKind,
+    WorkerLoad,
+    changes,
+    cordoned,
+    restarted,
+    split,
+    with_role,
+    with_scale,
+)
 from tandem.core.errors import ConfigError, ConflictError, NotFoundError
 from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
@@ -49,47 +58,47 @@ def test_members_are_named_by_pool_and_counted() -> None:
 
 def test_victims_have_the_least_load_then_the_least_that_only_they_hold() -> None:
     known = loads(decode_0=(3, 0), decode_1=(1, 900), decode_2=(1, 100), decode_3=(2, 0))
-    assert names(scaled(cluster(), {D: 3}, known), D) == ["decode-0", "decode-1", "decode-3"]
-    assert names(scaled(cluster(), {D: 2}, known), D) == ["decode-0", "decode-3"]
-    assert names(scaled(cluster(), {D: 1}, known), D) == ["decode-0"]
+    assert names(with_scale(cluster(), {D: 3}, known), D) == ["decode-0", "decode-1", "decode-3"]
+    assert names(with_scale(cluster(), {D: 2}, known), D) == ["decode-0", "decode-3"]
+    assert names(with_scale(cluster(), {D: 1}, known), D) == ["decode-0"]
 
 
 def test_who_does_not_run_or_is_drained_goes_first_and_the_youngest_where_all_are_alike() -> None:
     known = loads(decode_0=(0, 0), decode_1=(0, 0), decode_2=(0, 0), decode_3=(0, 0))
-    assert names(scaled(cluster(), {D: 3}, known), D) == ["decode-0", "decode-1", "decode-2"]
+    assert names(with_scale(cluster(), {D: 3}, known), D) == ["decode-0", "decode-1", "decode-2"]
     del known[WorkerId("decode-1")]
-    assert names(scaled(cluster(), {D: 3}, known), D) == ["decode-0", "decode-2", "decode-3"]
+    assert names(with_scale(cluster(), {D: 3}, known), D) == ["decode-0", "decode-2", "decode-3"]
     drained = cordoned(cluster(), "decode-0", is_cordoned=True)
-    assert names(scaled(drained, {D: 3}, known), D) == ["decode-1", "decode-2", "decode-3"]
+    assert names(with_scale(drained, {D: 3}, known), D) == ["decode-1", "decode-2", "decode-3"]
 
 
 def test_who_would_leave_changes_sides_and_keeps_what_it_holds() -> None:
     known = loads(decode_0=(9, 0), decode_1=(0, 5), decode_2=(0, 900), decode_3=(0, 7))
-    after = scaled(cluster(), {P: 3, D: 1}, known)
+    after = with_scale(cluster(), {P: 3, D: 1}, known)
     assert names(after, P) == ["prefill-0", "prefill-1", "decode-2"]
     assert names(after, D) == ["decode-0"]
     deeds = {(change.deed, change.worker_id) for change in changes(cluster(), after)}
-    assert deeds == {(Deed.FLIP, "decode-2"), (Deed.STOP, "decode-1"), (Deed.STOP, "decode-3")}
-    started = scaled(cluster(), {P: 3, D: 1}, known, may_flip=False)
+    assert deeds == {(ChangeKind.FLIP, "decode-2"), (ChangeKind.STOP, "decode-1"), (ChangeKind.STOP, "decode-3")}
+    started = with_scale(cluster(), {P: 3, D: 1}, known, may_flip=False)
     assert names(started, P) == ["prefill-0", "prefill-1", "prefill-2"]
 
 
 def test_pools_that_differ_in_ranks_do_not_exchange_workers() -> None:
-    after = scaled(cluster(tp=2), {P: 3, D: 1}, {})
+    after = with_scale(cluster(tp=2), {P: 3, D: 1}, {})
     assert names(after, P) == ["prefill-0", "prefill-1", "prefill-2"]
     with pytest.raises(ConflictError, match="decode-1 cannot become a prefill worker"):
-        flipped(cluster(tp=2), "decode-1", P)
+        with_role(cluster(tp=2), "decode-1", P)
 
 
 def test_new_workers_take_free_numbers_and_those_of_flipped_ones_are_taken() -> None:
-    state = flipped(cluster(3, 2), "prefill-1", D)
-    assert names(scaled(state, {P: 4}, {}), P) == ["prefill-0", "prefill-2", "prefill-3", "prefill-4"]
+    state = with_role(cluster(3, 2), "prefill-1", D)
+    assert names(with_scale(state, {P: 4}, {}), P) == ["prefill-0", "prefill-2", "prefill-3", "prefill-4"]
 
 
 def test_the_last_of_a_role_stays_unless_mixed_serves() -> None:
     wishes: list[Callable[[], DesiredState]] = [
-        lambda: scaled(cluster(1, 2), {P: 0}, {}),
-        lambda: flipped(cluster(1, 2), "prefill-0", D),
+        lambda: with_scale(cluster(1, 2), {P: 0}, {}),
+        lambda: with_role(cluster(1, 2), "prefill-0", D),
         lambda: cordoned(cluster(1, 2), "prefill-0", is_cordoned=True),
     ]
     for wish in wishes:
@@ -97,16 +106,16 @@ def test_the_last_of_a_role_stays_unless_mixed_serves() -> None:
             wish()
     with pytest.raises(ConflictError, match="no other worker could do what a prefill worker does"):
         restarted(cluster(1, 2), "prefill-0")
-    served = scaled(cluster(1, 2), {M: 1}, {})
-    assert names(scaled(served, {P: 0}, {}, may_flip=False), P) == []
+    served = with_scale(cluster(1, 2), {M: 1}, {})
+    assert names(with_scale(served, {P: 0}, {}, may_flip=False), P) == []
     assert restarted(served, "prefill-0").member("prefill-0") is not None
 
 
 def test_who_alone_does_its_work_does_not_change_sides() -> None:
     """The record would serve afterwards, and no worker would meanwhile."""
     with pytest.raises(ConflictError, match="no other worker could do what a decode worker does meanwhile"):
-        flipped(cluster(1, 1), "decode-0", M)
-    after = scaled(cluster(1, 1), {D: 0, M: 1}, {})
+        with_role(cluster(1, 1), "decode-0", M)
+    after = with_scale(cluster(1, 1), {D: 0, M: 1}, {})
     assert [member.worker_id for member in after.members] == ["prefill-0", "mixed-0"]
 
 
@@ -126,44 +135,44 @@ def test_each_drain_keeps_its_own_deadline() -> None:
     longer = cordoned(state, "decode-1", is_cordoned=True, deadline_s=9.0)
     assert [longer.drain_deadline_of(name) for name in everybody] == [9.0, 0.0, 60.0, 60.0, 60.0]
     assert [(one.deed, one.detail) for one in changes(state, longer)] == [
-        (Deed.DRAIN, "within 9 s, once it is told anew")
+        (ChangeKind.DRAIN, "within 9 s, once it is told anew")
     ]
     back = cordoned(longer, "decode-1", is_cordoned=False, deadline_s=7.0)
     assert back.drain_deadline_of("decode-1") == 60.0, "it went with the drain"
-    flipped_too = flipped(longer, "decode-1", P)
+    flipped_too = with_role(longer, "decode-1", P)
     assert (flipped_too.drain_deadline_of("decode-1"), restarted(longer, "decode-1").drain_deadline_of("decode-1")) == (
         9.0, 9.0
     )  # fmt: skip
 
 
 def test_the_bound_of_ranks_holds() -> None:
-    assert scaled(cluster(2, 4, max_ranks=7), {D: 5}, {}).ranks == 7
+    assert with_scale(cluster(2, 4, max_ranks=7), {D: 5}, {}).ranks == 7
     with pytest.raises(ConflictError, match="8 ranks are more than the cluster may have: max_ranks is 7"):
-        scaled(cluster(2, 4, max_ranks=7), {D: 6}, {})
+        with_scale(cluster(2, 4, max_ranks=7), {D: 6}, {})
 
 
 def test_what_is_too_many_is_refused_before_anything_is_chosen() -> None:
     for wish in ({D: 100_000}, {P: 1_021}, split(cluster(), (3, 1), 100_000)):
         with pytest.raises(ConflictError, match="workers are more than a cluster may have: the most are 1024"):
-            scaled(cluster(), wish, {})
+            with_scale(cluster(), wish, {})
     with pytest.raises(ConflictError, match="100002 workers"):
-        scaled(cluster(max_ranks=7), {D: 100_000}, {})
+        with_scale(cluster(max_ranks=7), {D: 100_000}, {})
     with pytest.raises(ConflictError, match="1002 ranks are more than the cluster may have: max_ranks is 7"):
-        scaled(cluster(max_ranks=7), {D: 1_000}, {})
+        with_scale(cluster(max_ranks=7), {D: 1_000}, {})
 
 
 def test_the_largest_cluster_changes_sides() -> None:
     largest = cluster(24, 1_000)
-    after = scaled(largest, {P: 1_000, D: 24}, {})
-    assert [change.deed for change in changes(largest, after)] == [Deed.FLIP] * 976
-    assert len(names(scaled(largest, {P: 24, D: 1_000, M: 0}, {}), D)) == 1_000
+    after = with_scale(largest, {P: 1_000, D: 24}, {})
+    assert [change.deed for change in changes(largest, after)] == [ChangeKind.FLIP] * 976
+    assert len(names(with_scale(largest, {P: 24, D: 1_000, M: 0}, {}), D)) == 1_000
 
 
 def test_the_nearest_name_is_told() -> None:
     with pytest.raises(NotFoundError, match=r"there is no worker .decod-1.\. Did you mean decode-1"):
-        flipped(cluster(), "decod-1", P)
+        with_role(cluster(), "decod-1", P)
     with pytest.raises(NotFoundError, match="no model 'n'"):
-        scaled(cluster(), {D: 1}, {}, model="n")
+        with_scale(cluster(), {D: 1}, {}, model="n")
 
 
 def test_two_models_have_to_be_told_apart_and_do_not_exchange_workers() -> None:
@@ -171,8 +180,8 @@ def test_two_models_have_to_be_told_apart_and_do_not_exchange_workers() -> None:
     others = tuple(replace(pool, name=f"{pool.name}-m2") for pool in two.pools)
     both = DesiredState(version=1, pools=(*one.pools, *others)).filled()
     with pytest.raises(ConflictError, match="there are m, n"):
-        scaled(both, {D: 1}, {})
-    after = scaled(both, {D: 1, P: 2}, {}, model="n")
+        with_scale(both, {D: 1}, {})
+    after = with_scale(both, {D: 1, P: 2}, {}, model="n")
     assert {change.worker_id for change in changes(both, after)} == {"decode-m2-1"}
 
 
@@ -192,8 +201,8 @@ def test_one_worker_cannot_be_split() -> None:
 def test_a_second_wish_of_the_same_changes_nothing() -> None:
     known = loads(decode_0=(3, 0))
     wishes: list[Callable[[DesiredState], DesiredState]] = [
-        lambda state: scaled(state, {P: 3, D: 2}, known),
-        lambda state: flipped(state, "decode-3", P),
+        lambda state: with_scale(state, {P: 3, D: 2}, known),
+        lambda state: with_role(state, "decode-3", P),
         lambda state: cordoned(state, "decode-1", is_cordoned=True),
         lambda state: cordoned(state, "decode-1", is_cordoned=False),
     ]
@@ -237,11 +246,11 @@ def test_whatever_is_wished_the_record_stays_whole(seed: int) -> None:
         try:
             match rng.randint(0, 3):
                 case 0:
-                    after = scaled(state, wanted, known, may_flip=rng.random() < 0.5)
+                    after = with_scale(state, wanted, known, may_flip=rng.random() < 0.5)
                     sizes = Counter(member.role for member in after.members)
                     assert all(sizes[role] == count for role, count in wanted.items())
                 case 1:
-                    after = flipped(state, name, rng.choice((P, D, M)))
+                    after = with_role(state, name, rng.choice((P, D, M)))
                 case 2:
                     after = cordoned(state, name, is_cordoned=rng.random() < 0.5)
                 case _:

@@ -163,14 +163,14 @@ def test_a_disowned_block_is_never_found_again() -> None:
     (twin,) = book.allocate(B, 1) or []
     for block, number in ((one, 1), (two, 2), (twin, 1)):
         book.publish(block, block_hash(number))
-    book.disown([one, two])
+    book.unpublish([one, two])
     assert (book.lookup(block_hash(1)), book.lookup(block_hash(2)), removed) == (twin, None, [block_hash(2)])
     book.release(A)
     book.release(PUSH)
     assert (book.counts().cached, book.counts().free) == (0, 4)
     book.release(B)
     assert book.match([block_hash(1), block_hash(2)]) == [twin]
-    book.disown([twin])
+    book.unpublish([twin])
     assert (book.hashes(), book.counts().free, removed) == ([], 5, [block_hash(2), block_hash(1)])
     book.check_integrity()
 
@@ -212,7 +212,7 @@ def test_the_first_twin_takes_the_place_and_the_second_after_it() -> None:
     blocks = book.allocate(A, 3) or []
     assert [book.publish(block, block_hash(1)) for block in blocks] == [True, False, False]
     for block, heir in zip(blocks, (blocks[1], blocks[2], None), strict=True):
-        book.disown([block])
+        book.unpublish([block])
         assert book.lookup(block_hash(1)) == heir
         book.check_integrity()
 
@@ -221,7 +221,7 @@ def test_what_has_no_name_is_disowned_without_harm() -> None:
     book = ledger()
     first, named, last = book.allocate(A, 3) or []
     book.publish(named, block_hash(1))
-    book.disown([first, named, last])
+    book.unpublish([first, named, last])
     assert book.hashes() == []
     assert book.blocks_of(A) == [first, named, last]
     book.check_integrity()

@@ -102,9 +102,9 @@ class LedgerMachine(RuleBasedStateMachine):
         self.content = {h: b for h, b in self.content.items() if h not in lost}
 
     @rule(holder=holders)
-    def disown(self, holder: Holder) -> None:
+    def unpublish(self, holder: Holder) -> None:
         mine = set(self.held[holder])
-        self.ledger.disown(self.held[holder])
+        self.ledger.unpublish(self.held[holder])
         self.twins = {block: block_hash for block, block_hash in self.twins.items() if block not in mine}
         lost = self._evict({h for h, b in self.content.items() if b in mine})
         self.content = {h: b for h, b in self.content.items() if h not in lost}

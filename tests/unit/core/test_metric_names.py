@@ -10,7 +10,7 @@ import pytest
 
 from tandem.core import metric_names as names
 from tandem.core.label_limiter import OTHER, BoundedLabel
-from tandem.core.metric_names import CATALOGUE, Kind, Metric
+from tandem.core.metric_names import CATALOGUE, Metric, MetricKind
 
 ROOT = Path(__file__).resolve().parents[3]
 OF_WORKERS = ("workerhost", "prefill_worker", "decode_worker", "worker")
@@ -23,8 +23,8 @@ def test_every_metric_has_a_name_of_its_own() -> None:
 
 @pytest.mark.parametrize("metric", CATALOGUE.values(), ids=str)
 def test_names_say_what_a_metric_is(metric: Metric) -> None:
-    assert (metric.kind is Kind.COUNTER) == metric.endswith("_total")
-    assert metric.kind is not Kind.HISTOGRAM or metric.endswith("_seconds")
+    assert (metric.kind is MetricKind.COUNTER) == metric.endswith("_total")
+    assert metric.kind is not MetricKind.HISTOGRAM or metric.endswith("_seconds")
     assert metric.text.endswith(".")
     assert len(set(metric.labels)) == len(metric.labels)
 

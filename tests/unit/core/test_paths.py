@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 
 from tandem.core.errors import ConfigError
-from tandem.core.paths import unwritable, written_out
+from tandem.core.paths import expand_user, unwritable
 
 
 def test_a_home_is_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
-    assert written_out("~/models") == Path("/home/me/models")
-    assert written_out(Path("models/~")) == Path("models/~")
+    assert expand_user("~/models") == Path("/home/me/models")
+    assert expand_user(Path("models/~")) == Path("models/~")
 
 
 def test_nobodys_home_is_told_as_a_mistake() -> None:
     with pytest.raises(ConfigError, match="cannot find ~nosuchuser/m: ~nosuchuser is nobody's home"):
-        written_out("~nosuchuser/m")
+        expand_user("~nosuchuser/m")
 
 
 @pytest.mark.parametrize("given", ["models/modél", Path("/m"), "", "\U0001f600"])

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tandem.core.desired import INITIAL, DesiredState, Pool, RolloutPhase
-from tandem.core.desired_changes import cordoned, flipped, restarted, scaled
+from tandem.core.desired_changes import cordoned, restarted, with_role, with_scale
 from tandem.core.errors import ConflictError
 from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
@@ -182,8 +182,8 @@ def test_the_same_again_changes_nothing() -> None:
     ("wish", "message"),
     [
         (lambda: started(started(cluster(), name="r2"), name="r3"), "a rollout of m to r2 is rolling"),
-        (lambda: scaled(started(cluster(), name="r2"), {D: 3}, {}), "it decides which workers there are"),
-        (lambda: flipped(started(cluster(), name="r2"), "decode-0", P), "it decides which workers there are"),
+        (lambda: with_scale(started(cluster(), name="r2"), {D: 3}, {}), "it decides which workers there are"),
+        (lambda: with_role(started(cluster(), name="r2"), "decode-0", P), "it decides which workers there are"),
         (lambda: paused(cluster()), "no rollout of m is under way"),
         (lambda: resumed(rolled(started(cluster(), name="r2"))), "no rollout of m is under way"),
         (lambda: undone(cluster()), "there was no rollout of m"),

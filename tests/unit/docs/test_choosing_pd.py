@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tandem.controlplane.planner.hardware import HARDWARE, MODELS, rates
-from tandem.controlplane.planner.records import Rates, Seen, Split
+from tandem.controlplane.planner.records import ObservedRequest, Rates, RoleSplit
 from tandem.controlplane.planner.replay import forecast
 from tandem.controlplane.simulator.workloads import varied
 from tandem.core.config import SloSection, WorkerSection
@@ -65,18 +65,18 @@ def work(prompt: int, answer: int) -> Work:
 
 
 @cache
-def best_split(prompt: int, answer: int) -> Split:
+def best_split(prompt: int, answer: int) -> RoleSplit:
     """Return the best split of WORKERS, by the planner's replay, at LOAD of their capacity by the arithmetic; of equals
     the one with most decode workers."""
     each = work(prompt, answer)
     rate = LOAD * WORKERS / (each.prefill_s + each.decode_s)
     trace = varied(requests=600, rate=rate, prompt_tokens=prompt, output_tokens=answer, seed=1)
     seen = [
-        Seen(arrival_s=one.arrival_s, prompt_tokens=one.prompt_tokens, output_tokens=one.output_tokens)
+        ObservedRequest(arrival_s=one.arrival_s, prompt_tokens=one.prompt_tokens, output_tokens=one.output_tokens)
         for one in trace.requests
     ]
     promises = {"": SloSection(ttft_s=TTFT_S, itl_s=ITL_S)}
-    splits = [Split(prefill, WORKERS - prefill) for prefill in range(1, WORKERS)]
+    splits = [RoleSplit(prefill, WORKERS - prefill) for prefill in range(1, WORKERS)]
     one = worker("llama-3-8b", "h100", 1)
     return max(splits, key=lambda split: forecast(split, seen, one, promises).score)
 

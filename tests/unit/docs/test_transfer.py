@@ -12,7 +12,7 @@ import pytest
 from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, Rank, TransferId
 from tandem.core.kv_compatibility import Codec
 from tandem.kvtransfer import frame, link_meter, link_speeds, probed_connection, remeasure
-from tandem.kvtransfer.frame import Checksum, Frame, FrameKind, Reply, ReplyKind
+from tandem.kvtransfer.frame import Checksum, Frame, FrameKind, FrameReply, ReplyKind
 from tandem.kvtransfer.transports import base, collective, flow_control, grpc, ipc, payload_ring, slot_fences
 from tandem.kvtransfer.transports.registry import TRANSPORTS
 
@@ -113,7 +113,7 @@ def test_the_header_lies_as_the_table_says() -> None:
 
 def test_a_reply_lies_as_the_table_says() -> None:
     table = byte_table("field of a reply")
-    reply = Reply(
+    reply = FrameReply(
         kind=ReplyKind.FAIL, transfer=FRAME.transfer, attempt=FRAME.attempt, consumed=FRAME.send_ns, reason="why"
     )
     data = frame.encode_reply(reply)

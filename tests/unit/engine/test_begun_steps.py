@@ -71,12 +71,12 @@ def test_preempted_choices_come_back_with_the_right_tokens(ahead: str) -> None:
         bench.step()
     begun = bench.runner.begun
     assert begun
-    assert bench.engine.make_way(0.0, [8]) == ["r2", "r1"]
+    assert bench.engine.preempt_for(0.0, [8]) == ["r2", "r1"]
     holder = Holder(HoldKind.RESERVED, "x")
     assert bench.engine.reserve(holder, [], 8) is not None
     bench.step()
     assert ("r1", 0) in bench.outputs
-    bench.engine.let_go(holder)
+    bench.engine.release_holder(holder)
     bench.run()
     for key in bench.requests:
         bench.check_outputs(key)
@@ -185,6 +185,6 @@ def test_who_is_older_than_all_disturbs_nobody(ahead: str) -> None:
     bench.add("a", tokens(6), max_tokens=12)
     for _ in range(3):
         bench.step()
-    assert bench.engine.make_way(math.inf, [1]) == []
+    assert bench.engine.preempt_for(math.inf, [1]) == []
     bench.run()
     bench.check_outputs("a")

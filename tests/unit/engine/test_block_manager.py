@@ -9,7 +9,7 @@ from tandem.core.ids import GroupId
 from tandem.core.kv_layout import KVGroupSpec, KVLayout
 from tandem.core.ledger import Holder, HoldKind, LedgerError
 from tandem.engine.block_manager import BlockSpace
-from tandem.engine.sequence import Place, RequestState
+from tandem.engine.sequence import QueueState, RequestState
 from tests.unit.engine.arithmetic import layout, make_request, tokens
 
 PUSH = Holder(HoldKind.PUSHING, "push")
@@ -106,7 +106,7 @@ def test_check_integrity_sees_a_table_that_disagrees() -> None:
     assert space.admit(state, 0)
     with pytest.raises(LedgerError, match="waits but holds"):
         space.check_integrity([state])
-    state.place = Place.RUNNING
+    state.place = QueueState.RUNNING
     space.check_integrity([state])
     with pytest.raises(LedgerError, match="no known request"):
         space.check_integrity([])

@@ -443,10 +443,10 @@ def test_the_youngest_make_way_for_an_older_ticket_and_still_answer() -> None:
     bench.step()
     assert bench.engine.growth_blocks == 4
     available = bench.engine.ledgers[0].available
-    assert bench.engine.make_way(9.0, [1]) == [], "nobody is younger"
-    assert bench.engine.make_way(0.5, [24]) == [], "not even all of them would do"
+    assert bench.engine.preempt_for(9.0, [1]) == [], "nobody is younger"
+    assert bench.engine.preempt_for(0.5, [24]) == [], "not even all of them would do"
     assert bench.engine.ledgers[0].available == available
-    assert bench.engine.make_way(0.5, [available]) == ["r3"], "one is enough"
+    assert bench.engine.preempt_for(0.5, [available]) == ["r3"], "one is enough"
     assert bench.engine.oldest_preempted_s == 3.0
     bench.run()
     for number in range(4):

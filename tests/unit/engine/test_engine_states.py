@@ -109,8 +109,8 @@ class EngineMachine(RuleBasedStateMachine):
         holder = Holder(HoldKind.RESERVED, f"{key}/1")
         specs = self.engine.layout.groups
         hashes = chain(ROOT, request.prompt, BLOCK)
-        lefts = [spec.first_to_hand_over(prompt) for spec in specs]
-        room = self.engine.reserve(holder, hashes, -(-prompt // BLOCK), lefts)
+        window_offsets = [spec.first_to_hand_over(prompt) for spec in specs]
+        room = self.engine.reserve(holder, hashes, -(-prompt // BLOCK), window_offsets)
         if room is None:
             return
         for group in room:
@@ -149,13 +149,13 @@ class EngineMachine(RuleBasedStateMachine):
         self.bench.unwanted.add((key, choice))
 
     @rule(arrival=st.integers(0, 12), need=st.integers(1, 12))
-    def make_way(self, arrival: int, need: int) -> None:
+    def preempt_for(self, arrival: int, need: int) -> None:
         """Preempt as a decode worker does for an older ticket: all that it needs comes free, or no request is
         disturbed."""
         engine = self.engine
-        engine.make_way(math.inf, [1] * len(engine.ledgers))  # disturbs no request, but a step under way is over
+        engine.preempt_for(math.inf, [1] * len(engine.ledgers))  # disturbs no request, but a step under way is over
         before = {ledger.group: ledger.counts() for ledger in engine.ledgers}
-        victims = engine.make_way(float(arrival), [need] * len(engine.ledgers))
+        victims = engine.preempt_for(float(arrival), [need] * len(engine.ledgers))
         assert all(self.bench.requests[key].arrival_s > arrival for key in victims)
         assert all(self.bench.requests[key].kind is RequestKind.FULL for key in victims)
         if victims:

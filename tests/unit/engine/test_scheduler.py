@@ -447,7 +447,7 @@ def four_that_run() -> Bench:
 def test_no_more_make_way_than_must(arrival_s: float, need: int, victims: list[str]) -> None:
     """One block is left for each choice that still runs."""
     bench = four_that_run()
-    assert bench.engine.make_way(arrival_s, [need]) == victims
+    assert bench.engine.preempt_for(arrival_s, [need]) == victims
     bench.run()
     for key in bench.requests:
         bench.check_outputs(key)
@@ -462,7 +462,7 @@ def test_a_push_that_is_younger_makes_no_way() -> None:
     bench.add("pushed", tokens(60, 9), kind=RequestKind.PREFILL_ONLY, arrival_s=2.0)
     bench.step()
     assert bench.engine.ledgers[0].available == 17
-    assert bench.engine.make_way(0.5, [19]) == ["r1"]
+    assert bench.engine.preempt_for(0.5, [19]) == ["r1"]
 
 
 @pytest.mark.parametrize(

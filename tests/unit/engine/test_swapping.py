@@ -103,7 +103,7 @@ def test_what_is_still_cached_is_not_brought_back() -> None:
         bench.add(key, tokens(8, seed), max_tokens=16)
     for _ in range(4):
         bench.step()
-    assert bench.engine.make_way(-1.0, [bench.engine.ledgers[0].available + 1]) == ["young"]
+    assert bench.engine.preempt_for(-1.0, [bench.engine.ledgers[0].available + 1]) == ["young"]
     assert copies.saved_blocks == 3
     bench.run()
     assert copies.restored_blocks == 1, "full blocks are found, the last one is not full"

@@ -94,7 +94,7 @@ def test_a_hit_needs_the_last_window_only() -> None:
     bench.run()
     ledger = bench.engine.ledgers[0]
     head = [block for block_hash in hashes(prompt)[:5] if (block := ledger.lookup(block_hash)) is not None]
-    ledger.disown(head)  # as if others had needed them
+    ledger.unpublish(head)  # as if others had needed them
     bench.add("again", (*prompt, *tokens(3, 9)), 4)
     assert bench.step().prefill_tokens == 36 - 32
     assert bench.engine.cached_tokens("again") == 32
@@ -111,7 +111,7 @@ def test_a_hole_in_the_window_ends_the_hit_before_it() -> None:
     ledger, known = bench.engine.ledgers[0], hashes(prompt)
     specs = bench.engine.layout.groups
     for lost, hit, whole in ((7, 7, 7), (6, 6, 6), (1, 6, 1), (4, 1, 1), (0, 0, 0)):
-        ledger.disown([block for block in [ledger.lookup(known[lost])] if block is not None])
+        ledger.unpublish([block for block in [ledger.lookup(known[lost])] if block is not None])
         assert longest_hit((ledger,), specs, known, is_whole=False) == hit
         assert longest_hit((ledger,), specs, known, is_whole=True) == whole
 
@@ -126,7 +126,7 @@ def test_all_groups_must_have_what_they_need() -> None:
     def forget(ledger: BlockLedger, place: int) -> None:
         block = ledger.lookup(known[place])
         assert block is not None
-        ledger.disown([block])
+        ledger.unpublish([block])
 
     def hit() -> int:
         return longest_hit(bench.engine.ledgers, bench.engine.layout.groups, known, is_whole=False)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tandem.kernels.expert_mlp import ExpertWeights, Gate, expert_mlp
+from tandem.kernels.expert_mlp import ExpertWeights, GateActivation, expert_mlp
 
 COUNT, FEATURES, HIDDEN = 5, 12, 10
-SILU = Gate()
-GATES = [SILU, Gate(kind="gelu_tanh"), Gate(kind="clamped", alpha=1.7, limit=0.8)]
+SILU = GateActivation()
+GATES = [SILU, GateActivation(kind="gelu_tanh"), GateActivation(kind="clamped", alpha=1.7, limit=0.8)]
 
 
 def weights(randn, gate=SILU, *, has_biases: bool) -> ExpertWeights:
@@ -23,7 +23,7 @@ def weights(randn, gate=SILU, *, has_biases: bool) -> ExpertWeights:
     )  # fmt: skip
 
 
-def activated(gate: float, up: float, by: Gate) -> float:
+def activated(gate: float, up: float, by: GateActivation) -> float:
     if by.kind == "silu":
         return gate / (1 + math.exp(-gate)) * up
     if by.kind == "gelu_tanh":
@@ -80,4 +80,4 @@ def test_what_does_not_fit_is_refused(randn) -> None:
     with pytest.raises(ValueError, match="down must be contiguous"):
         ExpertWeights(count=COUNT, gate_up=experts.gate_up, down=functional.pad(experts.down, (0, 1))[:, :-1])
     with pytest.raises(ValueError, match="unknown gate 'relu'"):
-        Gate(kind="relu")
+        GateActivation(kind="relu")

@@ -114,7 +114,7 @@ def test_latent_decode_compiles(compiled, monkeypatch, heads, dtype) -> None:
      (5, torch.float32, "gelu_tanh", True)],
 )  # fmt: skip
 def test_expert_kernels_compile(compiled, tokens, dtype, gate, has_biases) -> None:
-    from tandem.kernels.expert_mlp import ExpertWeights, Gate, expert_mlp
+    from tandem.kernels.expert_mlp import ExpertWeights, GateActivation, expert_mlp
 
     count, features, hidden, per_token = 32, 96, 2880, 4
     shapes = (count * 2 * features, hidden), (count * hidden, features)
@@ -122,7 +122,7 @@ def test_expert_kernels_compile(compiled, tokens, dtype, gate, has_biases) -> No
     biases = (matrices[0][:, 0].contiguous(), matrices[1][:, 0].contiguous()) if has_biases else (None, None)
     experts = ExpertWeights(
         count=count, gate_up=matrices[0], down=matrices[1], gate_up_bias=biases[0], down_bias=biases[1],
-        gate=Gate(kind=gate, alpha=1.7, limit=7.0),
+        gate=GateActivation(kind=gate, alpha=1.7, limit=7.0),
     )  # fmt: skip
     chosen = torch.zeros(tokens, per_token, dtype=torch.int64)
     expert_mlp(torch.zeros(tokens, hidden, dtype=dtype), chosen, chosen.float(), experts, backend="triton")

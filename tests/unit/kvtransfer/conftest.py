@@ -16,7 +16,7 @@ from tandem.kvtransfer.events import ReceiverEvent
 from tandem.kvtransfer.frame import Frame, FrameKind
 from tandem.kvtransfer.host_id import host_id
 from tandem.kvtransfer.pool import HostPool, payload_bytes
-from tandem.kvtransfer.receiver_core import Intake
+from tandem.kvtransfer.receiver_core import ReceiverCore
 from tandem.kvtransfer.ticket import GroupBlocks, Ticket
 from tandem.kvtransfer.transports.base import Peer
 
@@ -37,7 +37,7 @@ class Bench:
         self.pools = {spec.group: HostPool(spec, 1, memoryview(self.memory[spec.group])) for spec in (DENSE, LATENT)}
         self.clock = ManualClock(100.0)
         self.events: list[ReceiverEvent] = []
-        self.intake = Intake(
+        self.intake = ReceiverCore(
             incarnation=RECEIVER, rank=Rank(0), pools=self.pools, on_event=self.events.append, clock=self.clock
         )
         self.link = self.connect()

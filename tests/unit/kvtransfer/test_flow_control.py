@@ -9,13 +9,13 @@ from contextlib import contextmanager
 import pytest
 
 from tandem.core.ids import Attempt, Incarnation, Rank, TransferId
-from tandem.kvtransfer.frame import MAX_PAYLOAD_BYTES, Frame, FrameKind, Reply, ReplyKind
+from tandem.kvtransfer.frame import MAX_PAYLOAD_BYTES, Frame, FrameKind, FrameReply, ReplyKind
 from tandem.kvtransfer.transports.base import WINDOW_BYTES, LinkClosedError
 from tandem.kvtransfer.transports.flow_control import REPORT_BYTES, ReceiverCredit, RingCredit, SenderWindow
 from tandem.kvtransfer.transports.payload_ring import largest_payload
 from tools.waiting import wait_for
 
-ACK = Reply(kind=ReplyKind.ACK)
+ACK = FrameReply(kind=ReplyKind.ACK)
 
 
 def frame(size: int = 0, kind: FrameKind = FrameKind.DATA) -> Frame:
@@ -101,12 +101,14 @@ def test_a_mere_ack_waits_until_much_was_taken_and_says_all_of_it() -> None:
     credit = ReceiverCredit()
     for times in (1, 2):
         assert credit.settle(frame(REPORT_BYTES - 1), ACK) is None
-        assert credit.settle(frame(1), ACK) == Reply(kind=ReplyKind.ACK, consumed=times * REPORT_BYTES)
+        assert credit.settle(frame(1), ACK) == FrameReply(kind=ReplyKind.ACK, consumed=times * REPORT_BYTES)
     assert credit.settle(frame(5), ACK) is None
-    assert credit.settle(frame(6), Reply(kind=ReplyKind.DONE)) == Reply(
+    assert credit.settle(frame(6), FrameReply(kind=ReplyKind.DONE)) == FrameReply(
         kind=ReplyKind.DONE, consumed=2 * REPORT_BYTES + 11
     )
-    assert credit.settle(frame(0, FrameKind.FINISH), ACK) == Reply(kind=ReplyKind.ACK, consumed=2 * REPORT_BYTES + 11)
+    assert credit.settle(frame(0, FrameKind.FINISH), ACK) == FrameReply(
+        kind=ReplyKind.ACK, consumed=2 * REPORT_BYTES + 11
+    )
 
 
 def test_a_sender_that_waits_is_always_told() -> None:
@@ -118,7 +120,7 @@ def test_a_ring_is_told_free_when_what_is_untold_could_keep_the_sender_waiting()
     ring_bytes = 1 << 16
     untold = ring_bytes - 2 * largest_payload(ring_bytes)
     assert untold == 0
-    assert RingCredit(ring_bytes).settle(frame(1), 0, ACK) == Reply(kind=ReplyKind.ACK, consumed=1)
+    assert RingCredit(ring_bytes).settle(frame(1), 0, ACK) == FrameReply(kind=ReplyKind.ACK, consumed=1)
     ring_bytes = 3 * largest_payload(1 << 30)
     untold = ring_bytes - 2 * largest_payload(ring_bytes)
     credit = RingCredit(ring_bytes)
@@ -128,7 +130,7 @@ def test_a_ring_is_told_free_when_what_is_untold_could_keep_the_sender_waiting()
     assert told is not None
     assert told.consumed == untold
     assert credit.settle(frame(0, FrameKind.OPEN), 7, ACK) is None
-    assert credit.settle(frame(0, FrameKind.FINISH), 7, ACK) == Reply(kind=ReplyKind.ACK, consumed=untold)
-    assert credit.settle(frame(9), untold, Reply(kind=ReplyKind.FAIL)) == Reply(
+    assert credit.settle(frame(0, FrameKind.FINISH), 7, ACK) == FrameReply(kind=ReplyKind.ACK, consumed=untold)
+    assert credit.settle(frame(9), untold, FrameReply(kind=ReplyKind.FAIL)) == FrameReply(
         kind=ReplyKind.FAIL, consumed=untold + 9
     )

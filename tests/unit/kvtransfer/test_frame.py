@@ -21,8 +21,8 @@ from tandem.kvtransfer.frame import (
     Checksum,
     Frame,
     FrameKind,
+    FrameReply,
     MalformedFrameError,
-    Reply,
     ReplyKind,
     decode,
     decode_reply,
@@ -107,8 +107,10 @@ def test_an_unknown_kind_codec_or_version_is_refused(make_control: Callable[...,
             decode(memoryview(bytes(head)))
 
 
-@given(st.builds(Reply, kind=st.sampled_from(ReplyKind), transfer=u64.map(TransferId), consumed=u64, reason=st.text()))
-def test_a_reply_survives_the_wire_with_a_bounded_reason(reply: Reply) -> None:
+@given(
+    st.builds(FrameReply, kind=st.sampled_from(ReplyKind), transfer=u64.map(TransferId), consumed=u64, reason=st.text())
+)
+def test_a_reply_survives_the_wire_with_a_bounded_reason(reply: FrameReply) -> None:
     decoded = decode_reply(encode_reply(reply))
     cut = reply.reason.encode()[:MAX_REASON_BYTES].decode(errors="replace")
     assert decoded == replace(reply, reason=cut)
@@ -121,7 +123,9 @@ def test_a_garbage_reply_is_refused(data: bytes) -> None:
 
 
 def test_no_flipped_bit_of_a_reply_passes() -> None:
-    data = encode_reply(Reply(kind=ReplyKind.FAIL, transfer=TransferId(7), attempt=Attempt(2), consumed=9, reason="no"))
+    data = encode_reply(
+        FrameReply(kind=ReplyKind.FAIL, transfer=TransferId(7), attempt=Attempt(2), consumed=9, reason="no")
+    )
     for bit in range(8 * len(data)):
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8

@@ -15,7 +15,7 @@ from tandem.kvtransfer.transports.grpc import (
     MAX_MESSAGE_BYTES,
     MAX_PAYLOAD_BYTES,
     PRELUDE,
-    Part,
+    FramePart,
     pack_messages,
     split_message,
 )
@@ -32,18 +32,18 @@ def make_frame(number: int, kind: FrameKind, payload_bytes: int = 0, blocks: int
     )  # fmt: skip
 
 
-def make_part(frame: Frame) -> Part:
+def make_part(frame: Frame) -> FramePart:
     """Make a part as the link does: the payload, filled with the transfer's number, lies in the later message."""
     if frame.kind is not FrameKind.DATA:
-        return Part(encode(frame), may_wait=frame.kind is FrameKind.OPEN)
+        return FramePart(encode(frame), may_wait=frame.kind is FrameKind.OPEN)
     room = Fillable(HEAD_ROOM_BYTES + frame.payload_bytes)
     room.room[HEAD_ROOM_BYTES:] = bytes([frame.transfer]) * frame.payload_bytes
-    return Part(encode(frame), room)
+    return FramePart(encode(frame), room)
 
 
 def pack(*frames: Frame) -> list[bytes]:
     """The messages of frames that all wait already."""
-    outbox: queue.SimpleQueue[Part | None] = queue.SimpleQueue()
+    outbox: queue.SimpleQueue[FramePart | None] = queue.SimpleQueue()
     for frame in frames:
         outbox.put(make_part(frame))
     messages, packing = list[bytes](), pack_messages(outbox)
@@ -89,7 +89,7 @@ def test_every_frame_arrives_in_order_with_its_payload(frames: list[Frame]) -> N
 
 
 def test_an_open_leaves_though_nothing_follows() -> None:
-    outbox: queue.SimpleQueue[Part | None] = queue.SimpleQueue()
+    outbox: queue.SimpleQueue[FramePart | None] = queue.SimpleQueue()
     packing = pack_messages(outbox)
     outbox.put(make_part(make_frame(1, FrameKind.OPEN)))
     assert [frame.kind for frame, _ in split_message(next(packing))] == [FrameKind.OPEN]

@@ -26,7 +26,7 @@ from tandem.kvtransfer.layout import slices
 from tandem.kvtransfer.outgoing_transfer import Outgoing
 from tandem.kvtransfer.payload_reader import PayloadReader
 from tandem.kvtransfer.pool import HostPool, TokenRun
-from tandem.kvtransfer.receiver_core import Intake
+from tandem.kvtransfer.receiver_core import ReceiverCore
 from tandem.kvtransfer.ticket import Endpoint, GroupBlocks, Ticket
 from tandem.kvtransfer.transports.base import Peer
 from tandem.kvtransfer.wire_codec import PayloadForm
@@ -87,7 +87,7 @@ def transfer(source: Worker, target: Worker, ticket: Ticket, limit: int, order: 
     """Send all of the ticket from every source rank to every destination rank; the events."""
     events: list[Any] = []
     for dest in range(target.tp):
-        intake = Intake(
+        intake = ReceiverCore(
             incarnation=RECEIVER, rank=Rank(dest), pools={G0: target.pools[dest]}, on_event=events.append,
             clock=ManualClock(1.0),
         )  # fmt: skip
@@ -183,9 +183,9 @@ def pair(codec: str = "") -> tuple[Worker, Worker, Ticket]:
     return source, target, ticket_for(target, 0, codec)
 
 
-def intake_of(target: Worker, ticket: Ticket) -> tuple[Intake, Any, list[Any]]:
+def intake_of(target: Worker, ticket: Ticket) -> tuple[ReceiverCore, Any, list[Any]]:
     events: list[Any] = []
-    intake = Intake(
+    intake = ReceiverCore(
         incarnation=RECEIVER, rank=Rank(0), pools={G0: target.pools[0]}, on_event=events.append, clock=ManualClock(1.0)
     )
     intake.expect(ticket)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.core.ids import Attempt, Incarnation, Rank, TransferId
-from tandem.kvtransfer.frame import MAX_PAYLOAD_BYTES, Frame, FrameKind, MalformedFrameError, Reply, ReplyKind
+from tandem.kvtransfer.frame import MAX_PAYLOAD_BYTES, Frame, FrameKind, FrameReply, MalformedFrameError, ReplyKind
 from tandem.kvtransfer.transports.base import LinkClosedError
 from tandem.kvtransfer.transports.flow_control import RingCredit
 from tandem.kvtransfer.transports.payload_ring import MAX_RING_BYTES, ReceiverRing, SenderRing, largest_payload
@@ -219,7 +219,7 @@ def test_whoever_waits_for_room_is_told_of_it(ring_bytes: int, sizes: list[int],
     for size in (max(1, largest - size % 64) if are_large else min(size, largest) for size in sizes):
         assert sender.fits(size)
         _, end = sender.take(size)
-        reply = credit.settle(_frame(FrameKind.DATA, size), end - size, Reply(kind=ReplyKind.ACK))
+        reply = credit.settle(_frame(FrameKind.DATA, size), end - size, FrameReply(kind=ReplyKind.ACK))
         if reply is not None:
             sender.free(reply.consumed)
 
@@ -228,7 +228,7 @@ def test_only_acknowledgements_of_data_and_of_an_opening_wait() -> None:
     credit = RingCredit(16 << 20)
     data, probe, finish = (_frame(kind, 1 << 20) for kind in (FrameKind.DATA, FrameKind.PROBE, FrameKind.FINISH))
     opening = _frame(FrameKind.OPEN, 0)
-    ack, fail = Reply(kind=ReplyKind.ACK), Reply(kind=ReplyKind.FAIL)
+    ack, fail = FrameReply(kind=ReplyKind.ACK), FrameReply(kind=ReplyKind.FAIL)
     assert credit.settle(data, 0, ack) is credit.settle(opening, 0, ack) is None
     refused = credit.settle(opening, 0, fail)
     assert refused is not None

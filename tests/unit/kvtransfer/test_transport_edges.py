@@ -17,8 +17,8 @@ from tandem.kvtransfer.frame import (
     Checksum,
     Frame,
     FrameKind,
+    FrameReply,
     MalformedFrameError,
-    Reply,
     ReplyKind,
     encode,
     encode_reply,
@@ -42,7 +42,7 @@ def test_the_longest_reply_arrives_whole_over_shm() -> None:
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ring: Any = SimpleNamespace(size=1 << 20, free=lambda consumed: None)
     with here, there:
-        there.send(encode_reply(Reply(kind=ReplyKind.FAIL, reason="x" * (2 * MAX_REASON_BYTES))))
+        there.send(encode_reply(FrameReply(kind=ReplyKind.FAIL, reason="x" * (2 * MAX_REASON_BYTES))))
         assert next(iter(ShmLink(here, ring).replies())).reason == "x" * MAX_REASON_BYTES
 
 

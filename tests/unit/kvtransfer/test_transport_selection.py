@@ -16,13 +16,13 @@ from tandem.core.ids import Incarnation, Rank, WorkerId
 from tandem.core.link_speed import LinkSpeed
 from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer import transport_selection as survey_module
-from tandem.kvtransfer.frame import Frame, FrameKind, Reply, ReplyKind
+from tandem.kvtransfer.frame import Frame, FrameKind, FrameReply, ReplyKind
 from tandem.kvtransfer.link_meter import ENOUGH_BYTES, LinkMeter
 from tandem.kvtransfer.link_speeds import LinkSpeeds
-from tandem.kvtransfer.probed_connection import MOST_BYTES, Line
+from tandem.kvtransfer.probed_connection import MOST_BYTES, ProbedConnection
 from tandem.kvtransfer.remeasure import FIRST_PAUSE_S, PATIENCE_S, Remeasure
 from tandem.kvtransfer.ticket import Endpoint
-from tandem.kvtransfer.transport_selection import Chosen, Survey
+from tandem.kvtransfer.transport_selection import Chosen, TransportSelector
 from tandem.kvtransfer.transports import dialer
 from tandem.kvtransfer.transports.base import Link, LinkClosedError, Peer
 from tandem.kvtransfer.transports.dialer import candidates
@@ -42,7 +42,7 @@ class NumberLink:
         self.transport, self.peer, self._world = name, peer, world
         self.sent = 0
         self.is_closed = self.is_released = False
-        self._answers: queue.SimpleQueue[Reply | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[FrameReply | None] = queue.SimpleQueue()
         self._closed = threading.Event()
 
     def reserve(self, size: int) -> memoryview:
@@ -56,9 +56,9 @@ class NumberLink:
         self.sent += frame.payload_bytes
         self._world.on_probe()
         self._world.clock.advance(1e-5 + frame.payload_bytes / self._world.speeds[self.transport])
-        self._answers.put(Reply(kind=self._world.answer))
+        self._answers.put(FrameReply(kind=self._world.answer))
 
-    def replies(self) -> Iterator[Reply]:
+    def replies(self) -> Iterator[FrameReply]:
         while (reply := self._answers.get(timeout=30)) is not None:
             yield reply
         raise LinkClosedError("closed")
@@ -85,7 +85,7 @@ class World:
         self.links: list[NumberLink] = []
         self.table = LinkSpeeds(self.clock)
         self.moves: list[str] = []
-        self.lines: list[Line] = []
+        self.lines: list[ProbedConnection] = []
 
     def transports(self) -> dict[str, Transport]:
         def dialler(name: str) -> Callable[[Endpoint, Peer, ClusterSecret], Link]:
@@ -102,22 +102,24 @@ class World:
 
         return {n: Transport(name=n, dial=dialler(n), listen=listen) for n in self.names}  # type: ignore[arg-type]
 
-    def survey(self, worker: str = "d0", preference: str = "auto") -> Survey:
+    def survey(self, worker: str = "d0", preference: str = "auto") -> TransportSelector:
         endpoints = [Endpoint(rank=Rank(0), transport=name, host="b", address=f"{worker}:1") for name in self.names]
         options = candidates(endpoints, "a", preference)
-        return Survey(self.table, WorkerId(worker), Rank(0), options, ME, SECRET, self.clock, lambda: self.is_wanted)
+        return TransportSelector(
+            self.table, WorkerId(worker), Rank(0), options, ME, SECRET, self.clock, lambda: self.is_wanted
+        )
 
-    def choose(self, survey: Survey) -> Chosen:
-        def open_line(candidate: dialer.Candidate) -> Line:
+    def choose(self, survey: TransportSelector) -> Chosen:
+        def open_line(candidate: dialer.DialCandidate) -> ProbedConnection:
             link = dialer.dial(candidate.endpoint, ME, SECRET)
-            line = Line(link, on_reply=lambda _: None, on_end=lambda *_: None, clock=self.clock)
+            line = ProbedConnection(link, on_reply=lambda _: None, on_end=lambda *_: None, clock=self.clock)
             line.start()
             self.lines.append(line)
             return line
 
         return survey.choose(open_line)
 
-    def care(self, survey: Survey, chosen: Chosen, meter: LinkMeter) -> Remeasure:
+    def care(self, survey: TransportSelector, chosen: Chosen, meter: LinkMeter) -> Remeasure:
         return Remeasure(survey, chosen, self.table, meter, self.clock, self.moves.append)
 
     def dialled(self) -> list[str]:
@@ -199,7 +201,7 @@ def test_a_process_that_stands_still_between_all_steps_measures_all_the_same(mak
             return super().now_s()
 
     world = make(one=1e9)
-    line = Line(
+    line = ProbedConnection(
         NumberLink(world, "one", ME), on_reply=lambda _: None, on_end=lambda *_: None, clock=Halting(0.0)
     )  # fmt: skip
     line.start()

@@ -15,11 +15,11 @@ from tandem.core.ids import Incarnation, RouterId, WorkerId
 from tandem.core.lifecycle import Phase, RoleName
 from tandem.core.sampling import SamplingParams
 from tandem.core.secret import ClusterSecret
-from tandem.router.admission.slo import Terms
+from tandem.router.admission.slo import SloTerms
 from tandem.router.dispatch.dispatcher import Dispatcher
-from tandem.router.dispatch.inflight_request import Work
+from tandem.router.dispatch.inflight_request import GenerationRequest
 from tandem.router.dispatch.readiness import Readiness
-from tandem.router.dispatch.retry_policy import Survival
+from tandem.router.dispatch.retry_policy import RetryPolicy
 from tandem.router.routing.plan import Plan
 from tandem.router.routing.policies import create_policy
 from tandem.router.workers.connection import Identity, WorkerAddress, WorkerLink
@@ -61,7 +61,7 @@ class NoQueue:
     def waiting_for(self, model: str) -> int:
         return 0
 
-    def in_time(self, terms: Terms, arrived_s: float, first_token_s: float, compute_s: float) -> None:
+    def check_slo(self, terms: SloTerms, arrived_s: float, first_token_s: float, compute_s: float) -> None:
         return
 
 
@@ -82,11 +82,11 @@ class Stage:
         nobody: Any = None
         self.table = WorkerTable(nobody)
         section = replace(RouterSection(disaggregation=Disaggregation.ALWAYS), **settings)
-        self.survival = Survival(create_policy(section.policy, section.disaggregation), section, self.clock)
+        self.retry_policy = RetryPolicy(create_policy(section.policy, section.disaggregation), section, self.clock)
         self.readiness = Readiness(self.table, section.disaggregation, self.clock, {"m": (1, 2)})
         self.queue = NoQueue()
         self.dispatcher = Dispatcher(
-            self.table, self.survival, self.prefixes, self.clock, self.meter, self.readiness, self.queue
+            self.table, self.retry_policy, self.prefixes, self.clock, self.meter, self.readiness, self.queue
         )
         self._incarnations = 0
         for worker in workers:
@@ -140,8 +140,8 @@ class Stage:
             self.dispatcher._try(self.dispatcher._flights[request])
 
 
-def work(n: int = 2, max_tokens: int = 9, timeout_s: float = 60.0) -> Work:
-    return Work(prompt=[1, 2, 3], sampling=SamplingParams(max_tokens=max_tokens, n=n), timeout_s=timeout_s)
+def work(n: int = 2, max_tokens: int = 9, timeout_s: float = 60.0) -> GenerationRequest:
+    return GenerationRequest(prompt=[1, 2, 3], sampling=SamplingParams(max_tokens=max_tokens, n=n), timeout_s=timeout_s)
 
 
 def chunk(choice: int, index: int, *tokens: int, attempt: int = 1, **more: Any) -> TokenChunk:

@@ -112,7 +112,7 @@ class Crowd:
         wish.asked = self._asked
         asked = w.TicketRequest(
             request=wish.id, attempt=1, sender_incarnation=1, receiver_incarnation=9,
-            profile=profile_to_wire(self.worker.shell.profile),
+            profile=profile_to_wire(self.worker.context.profile),
         )  # fmt: skip
         self._say(wish, w.PeerMessage(ticket_request=asked))
 

@@ -1,4 +1,4 @@
-"""One sender's `Outgoing`s and one receiver's `Intake`, with frames that fly for as long as a test likes.
+"""One sender's `Outgoing`s and one receiver's `ReceiverCore`, with frames that fly for as long as a test likes.
 
 Transfer ids are few and the receiver forgets at once what has ended, so that a late frame meets another transfer under
 its number: of another attempt, or of another incarnation of either end. Each transfer has its own content, so whatever
@@ -22,8 +22,8 @@ from tandem.kvtransfer.frame import (
     Checksum,
     Frame,
     FrameKind,
+    FrameReply,
     MalformedFrameError,
-    Reply,
     ReplyKind,
     decode,
     encode,
@@ -31,7 +31,7 @@ from tandem.kvtransfer.frame import (
 from tandem.kvtransfer.jobs import Control, FrameWriter, Push
 from tandem.kvtransfer.outgoing_transfer import Outgoing
 from tandem.kvtransfer.pool import HostPool, PoolAccess, TokenRun
-from tandem.kvtransfer.receiver_core import InboundLink, Intake
+from tandem.kvtransfer.receiver_core import InboundLink, ReceiverCore
 from tandem.kvtransfer.state import TransferPhase
 from tandem.kvtransfer.ticket import Endpoint, GroupBlocks, Ticket
 from tandem.kvtransfer.transports.base import Peer
@@ -61,7 +61,7 @@ class Capture:
     def commit(self, frame: Frame, payload: memoryview | None) -> None:
         self._flying.append((encode(frame), bytes(payload or b"")))
 
-    def replies(self) -> Iterator[Reply]:
+    def replies(self) -> Iterator[FrameReply]:
         raise AssertionError("replies are delivered by hand")
 
     def close(self) -> None:
@@ -126,7 +126,7 @@ class Pair:
         self._clock = ManualClock(10.0)
         self._memory = bytearray(BLOCKS * SPEC.block_bytes())
         self._sender_incarnation, self._receiver_incarnation = Incarnation(1), Incarnation(101)
-        self.intake = Intake(
+        self.intake = ReceiverCore(
             incarnation=self._receiver_incarnation, rank=Rank(0), on_event=self._on_event, clock=self._clock,
             pools={GROUP: HostPool(SPEC, 1, memoryview(self._memory))}, tombstones=0,
         )  # fmt: skip
@@ -134,7 +134,7 @@ class Pair:
         self.expected: dict[int, Expected] = {}
         self.sendings: list[Sending] = []
         self.flying: list[Packet] = []
-        self.replies: list[Reply] = []
+        self.replies: list[FrameReply] = []
         self.verified = 0
         self._names: set[Name] = set()
         self._settled, self._promised = self._image(), set[BlockId]()

@@ -1,6 +1,6 @@
 """KV links in memory: frames and replies lie in queues until a test delivers, loses, doubles, cuts or spoils them.
 
-What stands above is real: `PeerLink` without its threads, `FrameWriter`, the frame codec, `Intake`.
+What stands above is real: `PeerLink` without its threads, `FrameWriter`, the frame codec, `ReceiverCore`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import ClassVar
 
 from tandem.core.ids import TransferId
 from tandem.core.secret import ClusterSecret
-from tandem.kvtransfer.frame import Frame, MalformedFrameError, Reply, decode, encode
+from tandem.kvtransfer.frame import Frame, FrameReply, MalformedFrameError, decode, encode
 from tandem.kvtransfer.peer_link import PeerLink
-from tandem.kvtransfer.receiver_core import InboundLink, Intake
+from tandem.kvtransfer.receiver_core import InboundLink, ReceiverCore
 from tandem.kvtransfer.ticket import Endpoint
 from tandem.kvtransfer.transports import registry
 from tandem.kvtransfer.transports.base import Link, LinkClosedError, Peer
-from tandem.kvtransfer.transports.dialer import Candidate
-from tandem.kvtransfer.transports.registry import Site, Transport
+from tandem.kvtransfer.transports.dialer import DialCandidate
+from tandem.kvtransfer.transports.registry import ListenerConfig, Transport
 
 NAME = "memory"
 WINDOW_FRAMES = 4
@@ -33,7 +33,7 @@ class Network:
 
     def __init__(self, max_payload_bytes: int = 1 << 20) -> None:
         self.max_payload_bytes = max_payload_bytes
-        self.intakes: dict[str, Intake] = {}
+        self.intakes: dict[str, ReceiverCore] = {}
         self.wires: list[Wire] = []
         self.links: list[ManualLink] = []
         self.landing: Frame | None = None
@@ -42,7 +42,7 @@ class Network:
         """The transfer with a source that a link reads now."""
         self.on_landed: Callable[[Frame], None] = lambda frame: None
 
-    def listen(self, site: Site) -> MemoryListener:
+    def listen(self, site: ListenerConfig) -> MemoryListener:
         return MemoryListener(self, site)
 
     def link_type(self) -> type[PeerLink]:
@@ -81,7 +81,7 @@ class MemoryListener:
 
     _numbers = itertools.count(1)
 
-    def __init__(self, network: Network, site: Site) -> None:
+    def __init__(self, network: Network, site: ListenerConfig) -> None:
         self._network, self._site = network, site
         self._address = f"memory:{next(self._numbers)}"
 
@@ -102,11 +102,11 @@ class MemoryListener:
 class Wire:
     """One connection. Both ends learn separately that it was cut; until then the receiver takes what is under way."""
 
-    def __init__(self, network: Network, link: ManualLink, address: str, intake: Intake, peer: Peer) -> None:
+    def __init__(self, network: Network, link: ManualLink, address: str, intake: ReceiverCore, peer: Peer) -> None:
         self.network, self.link, self.address, self.intake = network, link, address, intake
         self.inbound: InboundLink = intake.connect(peer)
         self.frames: deque[Packet] = deque()
-        self.replies: deque[Reply] = deque()
+        self.replies: deque[FrameReply] = deque()
         self.reason = ""
         self.has_sender_noticed = self.has_receiver_noticed = False
 
@@ -136,7 +136,7 @@ class Wire:
         if not self.is_cut:
             self.replies.append(reply)
 
-    def deliver_reply(self, reply: Reply) -> None:
+    def deliver_reply(self, reply: FrameReply) -> None:
         if not self.has_sender_noticed:
             self.link.take_reply(reply)
 
@@ -178,7 +178,7 @@ class MemoryLink:
         if not self._wire.is_cut:
             self._wire.frames.append((encode(frame), bytes(payload or b"")))
 
-    def replies(self) -> Iterator[Reply]:
+    def replies(self) -> Iterator[FrameReply]:
         raise AssertionError("a test delivers replies itself")
 
     def close(self) -> None:
@@ -198,7 +198,7 @@ class ManualLink(PeerLink):
 
     network: ClassVar[Network]
 
-    def start(self, options: Sequence[Candidate], peer: Peer, secret: ClusterSecret) -> None:
+    def start(self, options: Sequence[DialCandidate], peer: Peer, secret: ClusterSecret) -> None:
         self._peer = peer
         self._wire: Wire | None = None
         self._writing: Iterator[None] | None = None
@@ -241,7 +241,7 @@ class ManualLink(PeerLink):
         finally:
             self.network.reading = None
 
-    def take_reply(self, reply: Reply) -> None:
+    def take_reply(self, reply: FrameReply) -> None:
         self._on_reply(self, reply)
 
     def lose(self, reason: str) -> None:

@@ -29,7 +29,7 @@ from tandem.rpc.v1 import worker_pb2 as w
 from tandem.workercore.heartbeat_page import Pulse
 from tandem.workercore.outbox import Outbox
 from tandem.workercore.requests import RequestTable
-from tandem.workercore.role import Role, Shell
+from tandem.workercore.role import Role, RoleContext
 from tandem.workercore.step_loop import StepLoop
 from tests.unit.engine.simulation import EOS, VOCAB
 from tests.unit.simulation.memory import NAME, Network
@@ -134,7 +134,7 @@ class Worker:
             on_event=self._sender_event, clock=clock, link_type=network.link_type(),
         )  # fmt: skip
         self.pulse = Pulse.create(f"machine-{name}")
-        self.shell = Shell(
+        self.context = RoleContext(
             worker=WorkerId(name),
             incarnation=incarnation,
             profile=KVProfile(fingerprint="f", identity=(), layout=shape, transports=(NAME,)),
@@ -146,8 +146,8 @@ class Worker:
             outbox=Outbox(lambda data: self.said.append(e.RankToHost.FromString(data))),
             clock=clock,
         )
-        self.role = _create_role(role, self.shell)
-        self.loop = StepLoop(self.shell, self.role, self.mail, self.pulse, _create_role)
+        self.role = _create_role(role, self.context)
+        self.loop = StepLoop(self.context, self.role, self.mail, self.pulse, _create_role)
 
     @property
     def ref(self) -> w.WorkerRef:
@@ -156,7 +156,7 @@ class Worker:
     @property
     def is_at_rest(self) -> bool:
         has_mail = bool(self.mail.events or self.mail.messages or self.said)
-        return not has_mail and self.loop.is_idle() and not self.engine.has_work and len(self.shell.requests) == 0
+        return not has_mail and self.loop.is_idle() and not self.engine.has_work and len(self.context.requests) == 0
 
     def turn(self, hold_back: int = 0) -> None:
         """One turn of the step loop; the last `hold_back` pieces of mail come while its step runs, or later."""
@@ -219,5 +219,5 @@ class Worker:
         self.mail.events.append(event)
 
 
-def _create_role(name: RoleName, shell: Shell) -> Role:
-    return PrefillRole(shell) if name is RoleName.PREFILL else DecodeRole(shell)
+def _create_role(name: RoleName, context: RoleContext) -> Role:
+    return PrefillRole(context) if name is RoleName.PREFILL else DecodeRole(context)

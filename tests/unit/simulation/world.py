@@ -215,7 +215,7 @@ class World:
             self._retire(worker)
 
     def _retire(self, worker: Worker) -> None:
-        self.tally.update({name: round(value) for name, value in worker.shell.counters.items()})
+        self.tally.update({name: round(value) for name, value in worker.context.counters.items()})
         self.tally.update(worker.receiver.counters())
         self.tally.update(outcome for told in worker.outcomes.values() for outcome in told)
         worker.close()
@@ -274,7 +274,9 @@ class World:
         parts += [f"line {line.name} has {len(line.items)}" for line in self.lines()]
         for name, worker in self.workers.items():
             if not worker.is_at_rest:
-                parts.append(f"{name}: {worker.engine.load()}, requests {[t.key for t in worker.shell.requests.all()]}")
+                parts.append(
+                    f"{name}: {worker.engine.load()}, requests {[t.key for t in worker.context.requests.all()]}"
+                )
                 parts.append(f"claims {worker.loop.claims()}, idle {worker.loop.is_idle()}")
         return "; ".join(parts)
 

@@ -12,18 +12,20 @@ from hypothesis import strategies as st
 from tandem.core.block_hash import BlockHash
 from tandem.core.clock import ManualClock
 from tandem.core.ids import Incarnation, WorkerId
-from tandem.statestore.index.shared_speculation import Kind, News, SharedSpeculation, pack, unpack
+from tandem.statestore.index.shared_speculation import HintKind, News, SharedSpeculation, pack, unpack
 from tandem.statestore.index.speculation import MAX_BLOCKS, Speculation
 from tandem.statestore.keys import Keys
 
 OTHER, W, V = Incarnation(7), WorkerId("w1"), WorkerId("w2")
 HASHES = [BlockHash(hashlib.sha256(b"%d" % n).digest()[:16]) for n in range(4)]
-SENT = News(Kind.SENT, "r1", W, Incarnation(5), HASHES)
+SENT = News(HintKind.SENT, "r1", W, Incarnation(5), HASHES)
 
 incarnations = st.integers(0, 2**63 - 1).map(Incarnation)
 short = st.text(max_size=60)
 every_news = st.lists(
-    st.builds(News, st.sampled_from(Kind), short, short.map(WorkerId), incarnations, st.lists(st.sampled_from(HASHES)))
+    st.builds(
+        News, st.sampled_from(HintKind), short, short.map(WorkerId), incarnations, st.lists(st.sampled_from(HASHES))
+    )
 )
 
 
@@ -58,9 +60,9 @@ def test_what_others_sent_is_expected_until_it_is_over() -> None:
     one = speculation()
     one.hear(pack(OTHER, [SENT]))
     assert one.lookup(HASHES) == {(W, 5): 4}
-    one.hear(pack(OTHER, [News(Kind.WITHDRAWN, "r1", W)]))
+    one.hear(pack(OTHER, [News(HintKind.WITHDRAWN, "r1", W)]))
     assert one.lookup(HASHES) == {}
-    one.hear(pack(OTHER, [SENT, News(Kind.SETTLED, "r1", W), News(Kind.WITHDRAWN, "r1", W)]))
+    one.hear(pack(OTHER, [SENT, News(HintKind.SETTLED, "r1", W), News(HintKind.WITHDRAWN, "r1", W)]))
     assert one.lookup(HASHES) == {(W, 5): 4}, "computed: its own events are on their way"
     one.check_integrity()
 
@@ -69,7 +71,7 @@ def test_requests_of_two_routers_are_two() -> None:
     one = speculation()
     one.expect("r1", W, Incarnation(5), HASHES[:2])
     one.hear(pack(OTHER, [SENT]))
-    one.hear(pack(OTHER, [News(Kind.WITHDRAWN, "r1", W)]))
+    one.hear(pack(OTHER, [News(HintKind.WITHDRAWN, "r1", W)]))
     assert one.lookup(HASHES) == {(W, 5): 2}
 
 
@@ -82,18 +84,18 @@ def test_its_own_words_are_no_news() -> None:
 def test_what_is_heard_goes_before_what_was_sent_here() -> None:
     one = speculation(max_blocks=6)
     one.expect("r1", W, Incarnation(5), HASHES)
-    one.hear(pack(OTHER, [News(Kind.SENT, "r1", V, Incarnation(5), HASHES)]))
+    one.hear(pack(OTHER, [News(HintKind.SENT, "r1", V, Incarnation(5), HASHES)]))
     assert one.lookup(HASHES) == {(W, 5): 4, (V, 5): 2}, "as far as there is room"
     one.expect("r2", W, Incarnation(5), HASHES[:1])
     assert one.lookup(HASHES) == {(W, 5): 4}
     one.expect("r3", W, Incarnation(5), HASHES[:1])
-    one.hear(pack(OTHER, [News(Kind.SENT, "r2", V, Incarnation(5), HASHES)]))
+    one.hear(pack(OTHER, [News(HintKind.SENT, "r2", V, Incarnation(5), HASHES)]))
     assert one.lookup(HASHES) == {(W, 5): 4}, "there is no room"
     one.check_integrity()
 
 
 steps = st.tuples(
-    st.sampled_from([*Kind, None]), st.booleans(), st.sampled_from(["a", "b", "c"]), st.integers(1, len(HASHES))
+    st.sampled_from([*HintKind, None]), st.booleans(), st.sampled_from(["a", "b", "c"]), st.integers(1, len(HASHES))
 )
 
 
@@ -112,8 +114,8 @@ def test_what_was_sent_here_is_expected_as_if_nothing_was_heard(every: list[Any]
         shared.check_integrity()
 
 
-def _did(speculation: Speculation, kind: Kind, request: str, blocks: int) -> bool:
-    if kind is Kind.SENT:
+def _did(speculation: Speculation, kind: HintKind, request: str, blocks: int) -> bool:
+    if kind is HintKind.SENT:
         speculation.expect(request, W, Incarnation(5), HASHES[:blocks])
         return True
-    return speculation.settle(request, W) if kind is Kind.SETTLED else speculation.withdraw(request, W)
+    return speculation.settle(request, W) if kind is HintKind.SETTLED else speculation.withdraw(request, W)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, Rank, RequestId, TransferId, WorkerId
 from tandem.core.kv_layout import KVGroupSpec, KVLayout
 from tandem.engine.step_batch import SeqSlice, StepBatch
-from tandem.kvtransfer.events import Failed, Quiesced, SendFailed, Sent, Verified
+from tandem.kvtransfer.events import Failed, Quiesced, SendCompleted, SendFailed, Verified
 from tandem.kvtransfer.peer_link import LinkInfo
 from tandem.kvtransfer.ticket import Endpoint, GroupBlocks, Ticket
 from tandem.worker import commands, reports
@@ -62,10 +62,10 @@ def tickets(draw: st.DrawFn) -> Ticket:
 
 
 @st.composite
-def pushes(draw: st.DrawFn) -> commands.Push:
+def pushes(draw: st.DrawFn) -> commands.PushCommand:
     first = draw(st.integers(0, 99))
     layers = range(first, first + draw(st.integers(1, 99)))
-    return commands.Push(
+    return commands.PushCommand(
         draw(TRANSFERS), GroupId(draw(I31)), draw(BLOCKS), draw(THEIR_BLOCKS), layers, draw(U32),
         draw(st.none() | I31),
     )  # fmt: skip
@@ -90,7 +90,7 @@ REPORTS = st.one_of(
     st.builds(reports.Counters, st.dictionaries(NAMES, U63, max_size=5)),
     st.builds(Verified, transfer=TRANSFERS, last_wire_s=SECONDS, verified_at_s=SECONDS, bytes=U63),
     st.builds(Failed, transfer=TRANSFERS, reason=NAMES),
-    st.builds(Sent, transfer=TRANSFERS, bytes=U63),
+    st.builds(SendCompleted, transfer=TRANSFERS, bytes=U63),
     st.builds(SendFailed, transfer=TRANSFERS, reason=NAMES),
     st.builds(Quiesced, transfer=TRANSFERS),
     st.builds(
@@ -146,7 +146,7 @@ def test_a_report_comes_out_as_it_went_in(report: reports.Report) -> None:
 
 
 @given(pushes())
-def test_a_push_that_was_cut_is_refused(push: commands.Push) -> None:
+def test_a_push_that_was_cut_is_refused(push: commands.PushCommand) -> None:
     whole = encode(push)
     if push.src_blocks or push.dst_blocks:
         with pytest.raises(ValueError):

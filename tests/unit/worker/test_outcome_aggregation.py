@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.core.ids import Rank, TransferId
-from tandem.kvtransfer.events import Failed, Quiesced, ReceiverEvent, SenderEvent, SendFailed, Sent, Verified
-from tandem.worker.outcome_aggregation import ReceiveTally, SendTally
+from tandem.kvtransfer.events import Failed, Quiesced, ReceiverEvent, SendCompleted, SenderEvent, SendFailed, Verified
+from tandem.worker.outcome_aggregation import ReceiveAggregator, SendTally
 
 T = TransferId(7)
 RANKS = (Rank(0), Rank(1), Rank(2), Rank(3))
@@ -24,7 +24,7 @@ received = st.one_of(
     st.builds(Failed, transfer=st.just(T), reason=st.text(max_size=5)),
 )
 sent = st.one_of(
-    st.builds(Sent, transfer=st.just(T), bytes=st.integers(0, 1000)),
+    st.builds(SendCompleted, transfer=st.just(T), bytes=st.integers(0, 1000)),
     st.builds(SendFailed, transfer=st.just(T), reason=st.text(max_size=5)),
     st.just(Quiesced(transfer=T)),
 )
@@ -32,7 +32,7 @@ sent = st.one_of(
 
 @given(st.permutations(RANKS), st.lists(received, min_size=4, max_size=4))
 def test_receiver_tells_one_event(order: list[Rank], events: list[ReceiverEvent]) -> None:
-    tally = ReceiveTally(RANKS)
+    tally = ReceiveAggregator(RANKS)
     tally.expect(T)
     verdicts = [tally.note(rank, event) for rank, event in zip(order, events, strict=True)]
     told = [(place, verdict.report) for place, verdict in enumerate(verdicts) if verdict.report]
@@ -65,12 +65,14 @@ def test_sender_tells_one_event_when_nobody_reads_any_more(order: list[Rank], ev
     elif Quiesced(transfer=T) in events:
         assert report == Quiesced(transfer=T)
     else:
-        assert report == Sent(transfer=T, bytes=sum(event.bytes for event in events if isinstance(event, Sent)))
+        assert report == SendCompleted(
+            transfer=T, bytes=sum(event.bytes for event in events if isinstance(event, SendCompleted))
+        )
     assert sum(verdict.cancels_others for verdict in verdicts) <= 1
 
 
 def test_a_rank_counts_once_and_only_while_the_transfer_is_known() -> None:
-    tally = ReceiveTally(RANKS)
+    tally = ReceiveAggregator(RANKS)
     assert tally.note(RANKS[0], verified(1, 1)).report is None
     tally.expect(T)
     for _ in range(9):
@@ -80,7 +82,7 @@ def test_a_rank_counts_once_and_only_while_the_transfer_is_known() -> None:
 
 
 def test_waits_until_every_rank_expects_or_one_failed() -> None:
-    tally = ReceiveTally(RANKS[:2])
+    tally = ReceiveAggregator(RANKS[:2])
     tally.expect(T)
     tally.expected(RANKS[0], T)
     assert not tally.wait_expected(T, 0.0)

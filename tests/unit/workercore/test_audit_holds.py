@@ -33,11 +33,11 @@ def test_many_holders_of_a_long_prefix_name_its_first_blocks() -> None:
 
 def test_what_a_report_names_in_part_is_refused_with_the_reason() -> None:
     ledger = holding(MAX_BLOCKS // 200 + 1, 200)
-    shell: Any = SimpleNamespace(incarnation=1, engine=SimpleNamespace(ledgers=[ledger]))
+    context: Any = SimpleNamespace(incarnation=1, engine=SimpleNamespace(ledgers=[ledger]))
     seen = list_holds([ledger])[0]
-    assert "only the first of each hold" in _refusal(shell, (), 1, seen)
+    assert "only the first of each hold" in _refusal(context, (), 1, seen)
     ledger.release(Holder(HoldKind.REQUEST, "request-199#1#0"))
-    assert "nobody holds these blocks" in _refusal(shell, (), 1, seen), "a report names all of them now"
+    assert "nobody holds these blocks" in _refusal(context, (), 1, seen), "a report names all of them now"
 
 
 def test_as_many_blocks_as_are_listed_fit_the_ring() -> None:

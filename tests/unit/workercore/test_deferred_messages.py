@@ -72,7 +72,7 @@ def test_without_a_lease_no_more_is_kept_than_a_bound_however_long_it_takes(crow
         most = max(most, len(waiting(crowd)))
     assert most < MAX_MESSAGES
     become(crowd, 10, submitted("new"))
-    assert crowd.worker.shell.incarnation == 10
+    assert crowd.worker.context.incarnation == 10
     assert heard_of(crowd) == {"new"}, "all that was said to the one before is void, and this is not"
     crowd.worker.check_baseline()
 

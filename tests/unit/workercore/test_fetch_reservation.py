@@ -70,7 +70,7 @@ def test_only_what_lacks_is_received(engine: Engine) -> None:
 def test_given_up_before_it_is_verified(engine: Engine) -> None:
     have(engine, 0, 3)
     assert room(engine, 9) is not None
-    engine.let_go(ME)
+    engine.release_holder(ME)
     assert engine.ledgers[0].counts().cached == 3
     assert all(ledger.available == BLOCKS and not ledger.holders() for ledger in engine.ledgers)
 

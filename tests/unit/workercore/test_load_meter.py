@@ -48,8 +48,8 @@ def test_noise_that_says_more_sequences_are_faster_is_no_knowledge() -> None:
 
 def test_seconds_of_steps_that_computed_prompts_are_counted_by_themselves() -> None:
     counters = Counter[str]()
-    shell: Any = SimpleNamespace(count=lambda name, by=1: counters.update({name: by}), work=None)
-    meter = LoadMeter(shell)
+    context: Any = SimpleNamespace(count=lambda name, by=1: counters.update({name: by}), work=None)
+    meter = LoadMeter(context)
     meter.measure(StepResult(prefill_tokens=512, decode_tokens=3, started_s=1.0, ended_s=1.25))
     meter.measure(StepResult(decode_tokens=3, started_s=2.0, ended_s=2.5))
     assert (counters["prefill_step_seconds"], counters["step_seconds"]) == (0.25, 0.75)
@@ -74,8 +74,8 @@ def test_work_of_a_model_is_counted_by_its_shape() -> None:
     work = ModelWork(
         token_flops=10, row_flops=100, pair_flops=1, token_weight_bytes=1000, row_weight_bytes=500, kv_token_bytes=2
     )
-    shell: Any = SimpleNamespace(count=lambda name, by=1: counters.update({name: by}), work=work)
-    meter = LoadMeter(shell)
+    context: Any = SimpleNamespace(count=lambda name, by=1: counters.update({name: by}), work=work)
+    meter = LoadMeter(context)
     meter.measure(StepResult(prefill_tokens=4, context_tokens=4, attended=8.0))  # a chunk: no logits are requested
     meter.measure(StepResult(decode_tokens=2, context_tokens=7, attended=6.0, logit_rows=2))
     meter.measure(StepResult())

@@ -11,7 +11,7 @@ from tandem.core.clock import ManualClock
 from tandem.core.lifecycle import RoleName, WorkerState
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
-from tandem.workerhost.lifecycle import Steering
+from tandem.workerhost.lifecycle import WorkerLifecycle
 from tandem.workerhost.relay import ForRank
 from tools.waiting import wait_for_async
 
@@ -24,7 +24,7 @@ class Host:
 
     def __init__(self, clock: ManualClock) -> None:
         self.info = w.WorkerInfo(worker="d0", incarnation=1, role="decode")
-        self.steering = Steering(self, clock)
+        self.steering = WorkerLifecycle(self, clock)
         self.meanwhile: Callable[[], None] = lambda: None
         self.said: list[w.WorkerState] = []
         self.in_flight = 0

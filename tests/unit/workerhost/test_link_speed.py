@@ -19,7 +19,7 @@ from tandem.workercore.link_reports import LOOK_EVERY_S, LinkNews
 from tandem.workercore.link_wire import link_from_wire, link_to_wire, speed_from_wire, speed_to_wire
 from tandem.workercore.outbox import Outbox
 from tandem.workercore.requests import RequestTable
-from tandem.workercore.role import Shell
+from tandem.workercore.role import RoleContext
 
 D0 = WorkerId("d0")
 TCP = LinkSpeed(from_host="a", to_host="b", transport="tcp", peer="d0", bytes_per_s=1e9, latency_s=1e-4)
@@ -39,9 +39,9 @@ class Links:
         return self.now
 
 
-def shell(sender: Any, clock: ManualClock, speeds: LinkSpeeds | None, sent: list[e.RankToHost]) -> Shell:
+def shell(sender: Any, clock: ManualClock, speeds: LinkSpeeds | None, sent: list[e.RankToHost]) -> RoleContext:
     absent: Any = None
-    return Shell(
+    return RoleContext(
         worker=WorkerId("p0"), incarnation=Incarnation(1), profile=absent, host="a", engine=absent, receiver=absent,
         sender=sender, requests=RequestTable(5.0), clock=clock, speeds=speeds,
         outbox=Outbox(lambda data: sent.append(e.RankToHost.FromString(data))),

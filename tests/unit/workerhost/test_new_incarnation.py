@@ -48,7 +48,7 @@ def test_a_lease_of_the_next_incarnation_says_nothing_of_the_last_one(monkeypatc
     worker.mail.messages += [late, e.HostToRank(incarnation=e.NewIncarnation(incarnation=10))]
     worker.turn()
     worker.turn()
-    assert worker.shell.incarnation == 10
+    assert worker.context.incarnation == 10
     assert [(m.WhichOneof("kind"), m.failed.request, m.failed.code) for m in said(crowd)] == [
         ("failed", wish.id, "cancelled")
     ]

@@ -10,7 +10,7 @@ from tests.unit.simulation.crowd import Crowd
 def test_a_request_brings_its_hashes_along() -> None:
     crowd = Crowd(blocks=16, max_tokens=8)
     crowd.wish("p0", 12)
-    (tracked,) = crowd.worker.shell.requests.all()
+    (tracked,) = crowd.worker.context.requests.all()
     request, size = tracked.engine_request, crowd.shape.groups[0].block_tokens
     assert request.prompt == tuple(prompt_of(12, seed=0))
     assert list(request.hashes) == chain(request.hash_root, request.prompt, size) != []
@@ -20,9 +20,9 @@ def test_a_request_brings_its_hashes_along() -> None:
 def test_hashes_do_not_outlive_their_root() -> None:
     crowd = Crowd(blocks=16, max_tokens=8)
     crowd.wish("p0", 12)
-    (tracked,) = crowd.worker.shell.requests.all()
+    (tracked,) = crowd.worker.context.requests.all()
     request = tracked.engine_request
     assert request.under(request.hash_root) is request
-    lossy = crowd.worker.shell.hash_root(b"", lossy="int8")
+    lossy = crowd.worker.context.hash_root(b"", lossy="int8")
     assert (request.under(lossy).hash_root, request.under(lossy).hashes) == (lossy, ())
     crowd.close()

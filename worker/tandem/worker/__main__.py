@@ -22,7 +22,7 @@ from tandem.core.config import WorkerConfig
 from tandem.core.config_loader import load
 from tandem.core.cpu_level import hold_libraries
 from tandem.core.errors import StartupError, TandemError
-from tandem.core.gc_freeze import keep_loaded
+from tandem.core.gc_freeze import freeze_gc
 from tandem.core.logs import JSON, setup
 from tandem.core.start_times import StartPhase, StartTimes, process_started_s
 from tandem.rpc.v1 import worker_pb2 as w
@@ -62,7 +62,7 @@ async def _serve(config: WorkerConfig, config_file: Path, times: StartTimes) -> 
         loop.add_signal_handler(number, host.stop)
 
     def ready(info: w.WorkerInfo) -> None:
-        keep_loaded()
+        freeze_gc()
         _say({"ready": _summary(info)})
 
     await host.run(ready)

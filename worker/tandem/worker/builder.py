@@ -36,7 +36,7 @@ from tandem.workercore.inbox import Inbox
 from tandem.workercore.message_ring import RingPair, RingReader, RingWriter
 from tandem.workercore.outbox import Outbox
 from tandem.workercore.requests import RequestTable
-from tandem.workercore.role import Shell
+from tandem.workercore.role import RoleContext
 from tandem.workercore.transfer_interfaces import ReceivingEnd, SendingEnd
 
 FOLLOWERS_TIMEOUT_S = patient(120.0)
@@ -44,7 +44,7 @@ FOLLOWERS_TIMEOUT_S = patient(120.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class RankIdentity:
     """The rank that this process is, and its rings. `pairs`: rank 0 has one a follower, a follower has its own."""
 
     rank: Rank
@@ -56,26 +56,28 @@ class Seat:
 class Leader:
     """Parts that rank 0 runs. `followers` is None in a worker of one rank."""
 
-    shell: Shell
+    context: RoleContext
     info: w.WorkerInfo
     followers: Followers | None
 
     def close(self) -> None:
         """End the transfers, then the other ranks."""
-        self.shell.sender.close()
-        self.shell.receiver.close()
+        self.context.sender.close()
+        self.context.receiver.close()
         if self.followers is not None:
             self.followers.close()
 
 
-def assemble_leader(config: WorkerConfig, seat: Seat, inbox: Inbox, outbox: Outbox) -> Leader:
+def assemble_leader(config: WorkerConfig, seat: RankIdentity, inbox: Inbox, outbox: Outbox) -> Leader:
     """Load the model, build engine and transfer ends, warm up. Raises TandemError with the remedy."""
     steps = StartSteps(lambda text: outbox.put(e.RankToHost(progress=e.Progress(text=text))))
     with WATCH.told(steps.compile):
         return _assemble_leader(config, seat, inbox, outbox, steps)
 
 
-def _assemble_leader(config: WorkerConfig, seat: Seat, inbox: Inbox, outbox: Outbox, steps: StartSteps) -> Leader:
+def _assemble_leader(
+    config: WorkerConfig, seat: RankIdentity, inbox: Inbox, outbox: Outbox, steps: StartSteps
+) -> Leader:
     enter = steps.enter
     if config.settings.engine == "model":
         enter(StartPhase.TORCH)
@@ -117,7 +119,7 @@ def _assemble_leader(config: WorkerConfig, seat: Seat, inbox: Inbox, outbox: Out
         open_sender = functools.partial(loading.open_sender, config, loaded.pools, seat.rank, speeds=speeds)
         receiver = GroupReceiver(open_receiver, followers, inbox.post)
         sender = GroupSender(open_sender, followers, inbox.post, MonotonicClock())
-    shell = Shell(
+    context = RoleContext(
         worker=WorkerId(config.worker_id),
         incarnation=loading.NOT_REGISTERED,
         profile=loading.kv_profile(loaded, receiver, config.settings, config.revision),
@@ -132,11 +134,11 @@ def _assemble_leader(config: WorkerConfig, seat: Seat, inbox: Inbox, outbox: Out
         work=loaded_rank.work,
         peaks=_peaks(config.settings) if loaded_rank.work is not None else {},
     )
-    PoolBacking(loaded_rank.unbacked, shell.engine.batch_counts).start()
-    return Leader(shell, _info(config, shell), followers)
+    PoolBacking(loaded_rank.unbacked, context.engine.batch_counts).start()
+    return Leader(context, _info(config, context), followers)
 
 
-def assemble_follower(config: WorkerConfig, seat: Seat, pulse: Pulse) -> Follower:
+def assemble_follower(config: WorkerConfig, seat: RankIdentity, pulse: Pulse) -> Follower:
     """Load this rank's part, open its transfer ends, and send hello to rank 0. Raises TandemError."""
     from tandem.worker import loading
 
@@ -158,13 +160,13 @@ def _peaks(settings: WorkerSection) -> dict[str, float]:
     return {names.counter_key(name): settings.tp * peak for name, peak in said.items() if peak}
 
 
-def _info(config: WorkerConfig, shell: Shell) -> w.WorkerInfo:
-    engine, first = shell.engine, shell.engine.layout.groups[0]
+def _info(config: WorkerConfig, context: RoleContext) -> w.WorkerInfo:
+    engine, first = context.engine, context.engine.layout.groups[0]
     return w.WorkerInfo(
         worker=config.worker_id,
         role=config.role.value,
         model=config.model,
-        fingerprint=shell.fingerprint,
+        fingerprint=context.fingerprint,
         tp=engine.layout.tp,
         block_tokens=first.block_tokens,
         kv_dtype=first.dtype,
@@ -172,10 +174,10 @@ def _info(config: WorkerConfig, shell: Shell) -> w.WorkerInfo:
         vocab_size=engine.vocab_size,
         num_blocks=[ledger.num_blocks for ledger in engine.ledgers],
         token_kv_bytes=KVLayout(groups=engine.layout.groups).token_bytes(),  # bytes that a transfer moves, for any TP
-        transports=shell.profile.transports,
+        transports=context.profile.transports,
         protocol=STREAM_VERSION,
         eos_token_ids=engine.eos_token_ids,
         pid=os.getppid(),
-        profile=profile_to_wire(shell.profile),
-        host=shell.host,
+        profile=profile_to_wire(context.profile),
+        host=context.host,
     )

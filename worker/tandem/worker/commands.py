@@ -95,7 +95,7 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
-class Push:
+class PushCommand:
     """Sender: queue blocks; see `TransferSender.push`."""
 
     transfer: TransferId
@@ -141,7 +141,7 @@ Command = (
     | CancelReceiving
     | Revoke
     | Open
-    | Push
+    | PushCommand
     | Finish
     | CancelSending
     | SetIncarnation
@@ -249,7 +249,7 @@ def _decode_copy(body: memoryview, _flags: int) -> CopyBlocks:
 # ---- transfers -----------------------------------------------------------------------------------------------------
 
 
-def _encode_push(command: Push) -> bytes:
+def _encode_push(command: PushCommand) -> bytes:
     """Block ids as u32: a peer chose the destinations, and no value that fits a message may end this worker."""
     head = _PUSH.pack(
         command.transfer, command.group, len(command.src_blocks), len(command.dst_blocks),
@@ -259,12 +259,12 @@ def _encode_push(command: Push) -> bytes:
     return head + array("I", command.src_blocks).tobytes() + array("I", command.dst_blocks).tobytes()
 
 
-def _decode_push(body: memoryview, _flags: int) -> Push:
+def _decode_push(body: memoryview, _flags: int) -> PushCommand:
     transfer, group, sources, dests, first, last, offset, tokens = _PUSH.unpack_from(body)
     ids = [BlockId(n) for n in _numbers(body[_PUSH.size :], "I")]
     if len(ids) != sources + dests:
         raise ValueError(f"{len(ids)} blocks in a push of {sources} and {dests}")
-    return Push(
+    return PushCommand(
         TransferId(transfer), GroupId(group), ids[:sources], ids[sources:], range(first, last), offset,
         None if tokens == _ALL else tokens,
     )  # fmt: skip
@@ -311,7 +311,7 @@ _ENCODERS: dict[type, tuple[int, Callable[..., bytes]]] = {
     Admit: (4, _encode_id),
     CancelReceiving: (5, lambda c: _TRANSFER.pack(c.transfer) + c.reason.encode()),
     Open: (6, _encode_ticket),
-    Push: (7, _encode_push),
+    PushCommand: (7, _encode_push),
     Finish: (8, _encode_id),
     CancelSending: (9, _encode_id),
     SetIncarnation: (10, lambda c: _TRANSFER.pack(c.incarnation)),

@@ -29,7 +29,7 @@ from tandem.worker.commands import (
     Finish,
     Joiner,
     Open,
-    Push,
+    PushCommand,
     Revoke,
     SetIncarnation,
     Step,
@@ -83,7 +83,7 @@ class Follower:
         self._commands, self._reporter, self._pulse, self._clock = commands, reporter, pulse, clock
         self._joiner = Joiner()
         self._waiting: deque[tuple[int, Command]] = deque()  # taken from the ring, not obeyed yet
-        self._held: deque[Push | Finish] = deque()  # wait for the lease
+        self._held: deque[PushCommand | Finish] = deque()  # wait for the lease
         self._incarnation = Incarnation(0)
         self._is_stopping = False
         self._batch: StepBatch | None = None  # being computed now
@@ -136,7 +136,7 @@ class Follower:
                 self._step(command)
             case CopyBlocks():
                 self._runner.copy_blocks(command.group, command.pairs)
-            case Push() | Finish():
+            case PushCommand() | Finish():
                 self._release_held()
                 self._held.append(command)
                 self._release_held()
@@ -193,7 +193,7 @@ class Follower:
                 self._sender.cancel(command.transfer)
                 event(_log, "push refused", logging.ERROR, transfer=command.transfer, reason=error)
 
-    def _push(self, command: Push) -> None:
+    def _push(self, command: PushCommand) -> None:
         self._sender.push(
             command.transfer, command.group, command.src_blocks, command.dst_blocks, command.layers,
             command.offset_tokens, command.tokens,

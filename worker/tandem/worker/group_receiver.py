@@ -12,7 +12,7 @@ from tandem.kvtransfer.snapshot import OpenTransfer
 from tandem.kvtransfer.ticket import Endpoint, Ticket
 from tandem.worker.commands import Admit, CancelReceiving, Expect, Revoke, SetIncarnation
 from tandem.worker.followers import COMMAND_TIMEOUT_S, Followers
-from tandem.worker.outcome_aggregation import ReceiveTally
+from tandem.worker.outcome_aggregation import ReceiveAggregator
 from tandem.worker.reports import Expected, Report
 
 HERE = Rank(0)
@@ -33,7 +33,7 @@ class GroupReceiver:
     ) -> None:
         """`open_local` makes this rank's end with a callback for its events; `post` hands events to the step loop."""
         self._followers, self._post = followers, post
-        self._tally = ReceiveTally((HERE, *followers.ranks))
+        self._tally = ReceiveAggregator((HERE, *followers.ranks))
         self._local = open_local(self._on_local)
         followers.listen(self._on_report)
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 
 from tandem.core.clock import Clock
 from tandem.core.ids import BlockId, GroupId, Incarnation, Rank, TransferId
-from tandem.kvtransfer.events import Quiesced, SenderEvent, SendFailed, Sent
+from tandem.kvtransfer.events import Quiesced, SendCompleted, SenderEvent, SendFailed
 from tandem.kvtransfer.peer_link import LinkInfo
 from tandem.kvtransfer.sender import TransferSender
 from tandem.kvtransfer.snapshot import OpenTransfer, snapshot_of
 from tandem.kvtransfer.state import TransferPhase
 from tandem.kvtransfer.ticket import Ticket
-from tandem.worker.commands import CancelSending, Finish, Open, Push
+from tandem.worker.commands import CancelSending, Finish, Open, PushCommand
 from tandem.worker.followers import Followers
 from tandem.worker.outcome_aggregation import SendTally
 from tandem.worker.reports import Report
@@ -60,7 +60,7 @@ class GroupSender:
         tokens: int | None = None,
     ) -> None:
         self._local.push(transfer, group, src_blocks, dst_blocks, layers, offset_tokens, tokens)
-        self._followers.broadcast(Push(transfer, group, src_blocks, dst_blocks, layers, offset_tokens, tokens))
+        self._followers.broadcast(PushCommand(transfer, group, src_blocks, dst_blocks, layers, offset_tokens, tokens))
 
     def finish(self, transfer: TransferId) -> None:
         self._local.finish(transfer)
@@ -97,7 +97,7 @@ class GroupSender:
         self._note(HERE, event)
 
     def _on_report(self, rank: Rank, report: Report) -> None:
-        if isinstance(report, Sent | SendFailed | Quiesced):
+        if isinstance(report, SendCompleted | SendFailed | Quiesced):
             self._note(rank, report)
 
     def _note(self, rank: Rank, event: SenderEvent) -> None:

@@ -11,7 +11,7 @@ from tandem.engine.request import LayerHook, StepResult
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.workercore.local_requests import WholeRequests
 from tandem.workercore.requests import Tracked
-from tandem.workercore.role import Shell
+from tandem.workercore.role import RoleContext
 from tandem.workercore.transfer_claims import Claim
 
 
@@ -20,8 +20,8 @@ class MixedRole:
 
     name = RoleName.MIXED
 
-    def __init__(self, shell: Shell) -> None:
-        self._whole = WholeRequests(shell)
+    def __init__(self, context: RoleContext) -> None:
+        self._whole = WholeRequests(context)
 
     @property
     def layer_hook(self) -> LayerHook | None:

@@ -9,11 +9,11 @@ import threading
 from dataclasses import dataclass
 
 from tandem.core.ids import Rank, TransferId
-from tandem.kvtransfer.events import Failed, Quiesced, ReceiverEvent, SenderEvent, SendFailed, Sent, Verified
+from tandem.kvtransfer.events import Failed, Quiesced, ReceiverEvent, SendCompleted, SenderEvent, SendFailed, Verified
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AggregatedOutcome:
     """Result of one rank's event: the event for the role, if it is time, and if the others are to be cancelled."""
 
     report: ReceiverEvent | SenderEvent | None = None
@@ -29,7 +29,7 @@ class _Receiving:
     bytes: int = 0
 
 
-class ReceiveTally:
+class ReceiveAggregator:
     """Verified when every rank has verified; the first failure is the transfer's, and is reported at once."""
 
     def __init__(self, ranks: tuple[Rank, ...]) -> None:
@@ -60,24 +60,24 @@ class ReceiveTally:
         with self._news:
             return self._news.wait_for(is_settled, timeout_s)
 
-    def note(self, rank: Rank, event: ReceiverEvent) -> Verdict:
+    def note(self, rank: Rank, event: ReceiverEvent) -> AggregatedOutcome:
         """Take in a rank's outcome. Those of transfers that ended here, and of failed ones, are ignored."""
         with self._news:
             receiving = self._transfers.get(event.transfer)
             if receiving is None or receiving.is_failed or rank not in receiving.waiting:
-                return Verdict()
+                return AggregatedOutcome()
             if isinstance(event, Failed):
                 receiving.is_failed = True
                 self._news.notify_all()
-                return Verdict(event, cancels_others=True)
+                return AggregatedOutcome(event, cancels_others=True)
             receiving.waiting.discard(rank)
             receiving.bytes += event.bytes
             if receiving.last is None or event.verified_at_s >= receiving.last.verified_at_s:
                 receiving.last = event
             if receiving.waiting:
-                return Verdict()
+                return AggregatedOutcome()
             last = receiving.last
-            return Verdict(
+            return AggregatedOutcome(
                 Verified(
                     transfer=event.transfer, last_wire_s=last.last_wire_s, verified_at_s=last.verified_at_s,
                     bytes=receiving.bytes,
@@ -120,24 +120,24 @@ class SendTally:
         with self._lock:
             return transfer in self._transfers
 
-    def note(self, rank: Rank, event: SenderEvent) -> Verdict:
+    def note(self, rank: Rank, event: SenderEvent) -> AggregatedOutcome:
         """Take in a rank's outcome; repeated ones and those of unknown transfers are ignored."""
         with self._lock:
             sending = self._transfers.get(event.transfer)
             if sending is None or rank not in sending.reading:
-                return Verdict()
+                return AggregatedOutcome()
             sending.reading.discard(rank)
             cancels = isinstance(event, SendFailed) and sending.failure is None and not sending.is_cancelled
-            if isinstance(event, Sent):
+            if isinstance(event, SendCompleted):
                 sending.bytes += event.bytes
             elif isinstance(event, SendFailed):
                 sending.failure = sending.failure or event
             else:
                 sending.is_cancelled = True
             if sending.reading:
-                return Verdict(cancels_others=cancels)
+                return AggregatedOutcome(cancels_others=cancels)
             del self._transfers[event.transfer]
-            return Verdict(_sender_event(event.transfer, sending))
+            return AggregatedOutcome(_sender_event(event.transfer, sending))
 
     def forget(self, transfer: TransferId) -> None:
         """Forget a transfer that never began."""
@@ -150,4 +150,4 @@ def _sender_event(transfer: TransferId, sending: _Sending) -> SenderEvent:
         return sending.failure
     if sending.is_cancelled:
         return Quiesced(transfer=transfer)
-    return Sent(transfer=transfer, bytes=sending.bytes)
+    return SendCompleted(transfer=transfer, bytes=sending.bytes)

@@ -11,7 +11,7 @@ from pathlib import Path
 from tandem.core.config import WorkerConfig
 from tandem.core.config_loader import load
 from tandem.core.errors import InternalError, TandemError
-from tandem.core.gc_freeze import keep_loaded, load_without_pauses
+from tandem.core.gc_freeze import freeze_gc, load_without_pauses
 from tandem.core.ids import Rank
 from tandem.core.lifecycle import RoleName
 from tandem.core.logs import JSON, setup
@@ -19,14 +19,14 @@ from tandem.core.parent_death_signal import die_with_parent
 from tandem.core.timeout_scale import patient
 from tandem.kernels.cpu_memory import keep_freed_memory
 from tandem.rpc.v1 import engine_pb2 as e
-from tandem.worker.builder import Seat, assemble_follower, assemble_leader
+from tandem.worker.builder import RankIdentity, assemble_follower, assemble_leader
 from tandem.workercore.heartbeat_page import Pulse
 from tandem.workercore.heartbeat_thread import Ticker
 from tandem.workercore.inbox import Inbox
 from tandem.workercore.message_ring import RingHandle, RingPair, RingReader, RingWriter
 from tandem.workercore.outbox import Outbox
 from tandem.workercore.proto_convert import endpoint_to_wire
-from tandem.workercore.role import Role, Shell
+from tandem.workercore.role import Role, RoleContext
 from tandem.workercore.step_loop import StepLoop
 
 _log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ def main() -> int:
     ticker = Ticker(pulse)
     ticker.start()
     pairs = tuple(RingPair.parse(text) for text in arguments.pair)
-    seat = Seat(Rank(arguments.rank), pairs, Path(arguments.rendezvous))
+    seat = RankIdentity(Rank(arguments.rank), pairs, Path(arguments.rendezvous))
     try:
         if seat.rank == 0:
             inbox = Inbox.open(RingReader(RingHandle.parse(arguments.inbox)))
@@ -63,7 +63,7 @@ def main() -> int:
             _log.exception("rank does not start")
         _tell_fatal(outbox, error)
         return EXIT_STARTUP
-    keep_loaded()
+    freeze_gc()
     try:
         run()
     except Exception as error:  # noqa: BLE001 - the top of the rank: the host gets the reason and ends the worker
@@ -74,35 +74,35 @@ def main() -> int:
     return 0
 
 
-def create_role(name: RoleName, shell: Shell) -> Role:
+def create_role(name: RoleName, context: RoleContext) -> Role:
     """Return the role object of this name; its package is imported only then."""
     if name is RoleName.PREFILL:
         from tandem.prefill_worker.role import PrefillRole
 
-        return PrefillRole(shell)
+        return PrefillRole(context)
     if name is RoleName.DECODE:
         from tandem.decode_worker.role import DecodeRole
 
-        return DecodeRole(shell)
+        return DecodeRole(context)
     from tandem.worker.mixed_role import MixedRole
 
-    return MixedRole(shell)
+    return MixedRole(context)
 
 
 Part = tuple[Callable[[], None], Callable[[], None]]
 """(run until stopped, close)"""
 
 
-def _lead(config: WorkerConfig, seat: Seat, inbox: Inbox, outbox: Outbox, pulse: Pulse, ticker: Ticker) -> Part:
+def _lead(config: WorkerConfig, seat: RankIdentity, inbox: Inbox, outbox: Outbox, pulse: Pulse, ticker: Ticker) -> Part:
     leader = assemble_leader(config, seat, inbox, outbox)
-    ticker.count_batch = leader.shell.engine.batch_counts
-    loop = StepLoop(leader.shell, create_role(config.role, leader.shell), inbox, pulse, create_role)
-    endpoints = [endpoint_to_wire(endpoint) for endpoint in leader.shell.receiver.endpoints()]
+    ticker.count_batch = leader.context.engine.batch_counts
+    loop = StepLoop(leader.context, create_role(config.role, leader.context), inbox, pulse, create_role)
+    endpoints = [endpoint_to_wire(endpoint) for endpoint in leader.context.receiver.endpoints()]
     outbox.put(e.RankToHost(ready=e.RankReady(info=leader.info, endpoints=endpoints)))
     return loop.run, leader.close
 
 
-def _follow(config: WorkerConfig, seat: Seat, pulse: Pulse, ticker: Ticker) -> Part:
+def _follow(config: WorkerConfig, seat: RankIdentity, pulse: Pulse, ticker: Ticker) -> Part:
     follower = assemble_follower(config, seat, pulse)
     ticker.count_batch = follower.batch_counts
     return follower.run, follower.close

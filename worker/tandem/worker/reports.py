@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tandem.core.ids import TransferId
-from tandem.kvtransfer.events import Failed, Quiesced, ReceiverEvent, SenderEvent, SendFailed, Sent, Verified
+from tandem.kvtransfer.events import Failed, Quiesced, ReceiverEvent, SendCompleted, SenderEvent, SendFailed, Verified
 from tandem.kvtransfer.peer_link import LinkInfo
 from tandem.kvtransfer.ticket import Endpoint
 from tandem.rpc.v1 import engine_pb2 as e
@@ -74,7 +74,7 @@ def encode(report: Report) -> bytes:
             )
         case Failed():
             return _TRANSFER.pack(_FAILED, report.transfer) + report.reason.encode()
-        case Sent():
+        case SendCompleted():
             return _SENT.pack(_SENT_KIND, report.transfer, report.bytes)
         case SendFailed():
             return _TRANSFER.pack(_SEND_FAILED, report.transfer) + report.reason.encode()
@@ -96,7 +96,7 @@ def decode(data: bytes) -> Report:
         return Verified(transfer=TransferId(transfer), last_wire_s=last_wire_s, verified_at_s=at_s, bytes=size)
     if kind == _SENT_KIND:
         _, transfer, size = _SENT.unpack(data)
-        return Sent(transfer=TransferId(transfer), bytes=size)
+        return SendCompleted(transfer=TransferId(transfer), bytes=size)
     transfer = TransferId(_TRANSFER.unpack_from(data)[1])
     reason = data[_TRANSFER.size :].decode()
     if kind == _EXPECTED:

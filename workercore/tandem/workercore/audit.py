@@ -16,25 +16,25 @@ from tandem.core.lifecycle import RoleName
 from tandem.kvtransfer.snapshot import OpenTransfer
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.statestore.index.events import fold, member
-from tandem.workercore.role import Shell
+from tandem.workercore.role import RoleContext
 from tandem.workercore.transfer_claims import Claim
 
 MAX_BLOCKS = 600_000
 """Block ids in one report: holders of one long prefix all name it, and the message has to fit the host's ring."""
 
 
-def report(shell: Shell, role: RoleName, claims: Sequence[Claim], number: int) -> w.AuditReport:
+def report(context: RoleContext, role: RoleName, claims: Sequence[Claim], number: int) -> w.AuditReport:
     """Report all holds, and everything that could explain them. `number` is the query's id."""
-    in_engine = frozenset(shell.engine.in_flight())
-    cached = [member(ledger.group, block) for ledger in shell.engine.ledgers for block in ledger.hashes()]
+    in_engine = frozenset(context.engine.in_flight())
+    cached = [member(ledger.group, block) for ledger in context.engine.ledgers for block in ledger.hashes()]
     return w.AuditReport(
         id=number,
-        worker=shell.worker,
-        incarnation=shell.incarnation,
+        worker=context.worker,
+        incarnation=context.incarnation,
         role=role.value,
-        now_s=shell.clock.now_s(),
-        blocks=[_totals(ledger) for ledger in shell.engine.ledgers],
-        holds=list_holds(shell.engine.ledgers),
+        now_s=context.clock.now_s(),
+        blocks=[_totals(ledger) for ledger in context.engine.ledgers],
+        holds=list_holds(context.engine.ledgers),
         requests=[
             w.AuditRequestState(
                 key=tracked.key,
@@ -44,10 +44,10 @@ def report(shell: Shell, role: RoleName, claims: Sequence[Claim], number: int) -
                 since_s=tracked.received_s,
                 is_in_engine=tracked.key in in_engine,
             )
-            for tracked in shell.requests.all()
+            for tracked in context.requests.all()
         ],
-        sending=_transfers(shell.sender.transfers()),
-        receiving=_transfers(shell.receiver.transfers()),
+        sending=_transfers(context.sender.transfers()),
+        receiving=_transfers(context.receiver.transfers()),
         claims=[
             w.AuditClaim(
                 kind=claim.kind,
@@ -80,58 +80,58 @@ def list_holds(ledgers: Sequence[BlockLedger], max_blocks: int = MAX_BLOCKS) -> 
     ]
 
 
-def repair(shell: Shell, role: RoleName, claims: Sequence[Claim], message: w.RepairRequest) -> w.AuditReport:
+def repair(context: RoleContext, role: RoleName, claims: Sequence[Claim], message: w.RepairRequest) -> w.AuditReport:
     """Release what is provably fenced of the holds named; the report afterwards names those released, and why the rest
     were not."""
     released: list[w.AuditHold] = []
     refused: list[w.RepairRefusal] = []
     for hold in message.holds:
-        why = _refusal(shell, claims, message.incarnation, hold)
+        why = _refusal(context, claims, message.incarnation, hold)
         if why:
             refused.append(w.RepairRefusal(hold=hold, why=why))
             continue
-        shell.engine.ledgers[hold.group].release(Holder(HoldKind[hold.kind.upper()], hold.key))
-        shell.count("blocks_repaired", len(hold.blocks))
+        context.engine.ledgers[hold.group].release(Holder(HoldKind[hold.kind.upper()], hold.key))
+        context.count("blocks_repaired", len(hold.blocks))
         released.append(hold)
-    answer = report(shell, role, claims, message.id)
+    answer = report(context, role, claims, message.id)
     answer.released.extend(released)
     answer.refused.extend(refused)
     return answer
 
 
-def _refusal(shell: Shell, claims: Sequence[Claim], incarnation: int, hold: w.AuditHold) -> str:
+def _refusal(context: RoleContext, claims: Sequence[Claim], incarnation: int, hold: w.AuditHold) -> str:
     """Reason why a hold is not released, or ""."""
-    if incarnation != shell.incarnation:
-        return f"this worker is now {shell.incarnation}"
-    held = _find(shell, hold)
+    if incarnation != context.incarnation:
+        return f"this worker is now {context.incarnation}"
+    held = _find(context, hold)
     if held is None:
         return "nobody holds these blocks under this name since then"
     if sorted(held.blocks) != sorted(hold.blocks):
-        if _are_too_many(_everyone(shell.engine.ledgers), MAX_BLOCKS):
+        if _are_too_many(_everyone(context.engine.ledgers), MAX_BLOCKS):
             return (
                 f"it has {len(held.blocks)} blocks, not these {len(hold.blocks)}: so much is held here that a report "
                 "names only the first of each hold, and what was not seen whole is not released; restart the worker"
             )
         return "nobody holds these blocks under this name since then"
-    if shell.clock.now_s() - held.since_s < LEASE_S:
+    if context.clock.now_s() - held.since_s < LEASE_S:
         return "it is younger than a lease"
     subject = subject_of(held.holder)
-    for name, transfers in (("sender", shell.sender.transfers()), ("receiver", shell.receiver.transfers())):
+    for name, transfers in (("sender", context.sender.transfers()), ("receiver", context.receiver.transfers())):
         if any(_is_about(subject, transfer) for transfer in transfers):
             return f"its transfer is open in the {name}: bytes may move"
-    if shell.requests.get(subject.key) is not None or subject.key in shell.engine.in_flight():
+    if context.requests.get(subject.key) is not None or subject.key in context.engine.in_flight():
         return "its request is known here"
     if any(claim.key == subject.key or claim.transfer == subject.transfer != 0 for claim in claims):
         return "the role works on it"
     return ""
 
 
-def _find(shell: Shell, hold: w.AuditHold) -> Held | None:
+def _find(context: RoleContext, hold: w.AuditHold) -> Held | None:
     """The holder's hold, if it began at the same moment; its blocks may be others."""
-    if hold.group >= len(shell.engine.ledgers) or hold.kind.upper() not in HoldKind.__members__:
+    if hold.group >= len(context.engine.ledgers) or hold.kind.upper() not in HoldKind.__members__:
         return None
     wanted = Holder(HoldKind[hold.kind.upper()], hold.key)
-    for held in shell.engine.ledgers[hold.group].held():
+    for held in context.engine.ledgers[hold.group].held():
         if held.holder == wanted:
             return held if held.since_s == hold.since_s else None
     return None

@@ -14,7 +14,7 @@ from tandem.kvtransfer.ticket import GroupBlocks
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class BlockReservation:
     """Blocks that `holder` has, group by group."""
 
     holder: Holder
@@ -26,7 +26,7 @@ class Room:
         return tuple(group.blocks for group in self.reserved)
 
     @property
-    def lefts(self) -> tuple[int, ...]:
+    def window_offsets(self) -> tuple[int, ...]:
         """Number of leading entries of each table without a held block."""
         return tuple(group.left for group in self.reserved)
 
@@ -40,8 +40,8 @@ class Room:
 
 
 def reserve(
-    engine: Engine, holder: Holder, hashes: Sequence[BlockHash], count: int, lefts: Sequence[int] | None = None
-) -> Room | None:
+    engine: Engine, holder: Holder, hashes: Sequence[BlockHash], count: int, window_offsets: Sequence[int] | None = None
+) -> BlockReservation | None:
     """Reserve room for `count` blocks a group, see `Engine.reserve`. `Engine.let_go(holder)` gives it back."""
-    reserved = engine.reserve(holder, hashes, count, lefts)
-    return Room(holder, reserved) if reserved is not None else None
+    reserved = engine.reserve(holder, hashes, count, window_offsets)
+    return BlockReservation(holder, reserved) if reserved is not None else None

@@ -86,7 +86,7 @@ class Deferred:
         self._clear()
         return items
 
-    def take_void(self) -> list[object]:
+    def take_invalidated(self) -> list[object]:
         """Return everything up to and with the last message that makes this another incarnation, without messages of
         routers and peers to the one before and results of its last step; nothing if there is no such message."""
         if not self._has_incarnation:

@@ -12,7 +12,7 @@ from tandem.core.ids import Attempt, Incarnation, RequestId, TransferId, WorkerI
 from tandem.core.ledger import Holder, HoldKind
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.workercore.requests import request_key
-from tandem.workercore.role import Shell
+from tandem.workercore.role import RoleContext
 
 _MARK = "fetch~"
 
@@ -32,7 +32,7 @@ def fetch_holder(kind: HoldKind, name: RequestId, attempt: Attempt, transfer: Tr
 
 
 def tell_failed(
-    shell: Shell, worker: WorkerId, incarnation: Incarnation, failed: w.TransferFailed, *, address: str = ""
+    context: RoleContext, worker: WorkerId, incarnation: Incarnation, failed: w.TransferFailed, *, address: str = ""
 ) -> None:
     """Either end gives a fetch up: the other one fences and releases."""
-    shell.outbox.to_peer(worker, incarnation, w.PeerMessage(failed=failed), address=address)
+    context.outbox.to_peer(worker, incarnation, w.PeerMessage(failed=failed), address=address)

@@ -10,7 +10,7 @@ from tandem.core.ledger import Holder
 from tandem.engine.engine import Engine
 from tandem.kvtransfer.ticket import GroupBlocks
 from tandem.workercore import fetch_quota
-from tandem.workercore.block_reservation import Room
+from tandem.workercore.block_reservation import BlockReservation
 from tandem.workercore.block_reservation import reserve as room_for
 
 
@@ -19,7 +19,7 @@ class FetchRoom:
     """Block i of every table is for the block with hash `hashes[i]`."""
 
     hashes: tuple[BlockHash, ...]
-    room: Room
+    room: BlockReservation
 
     @property
     def groups(self) -> tuple[GroupBlocks, ...]:
@@ -54,11 +54,14 @@ def reserve(
     """
     reserved = [[other.room.reserved[ledger.group] for other in others] for ledger in engine.ledgers]
     held = [sum(len(one.blocks) - one.left for one in of_group) for of_group in reserved]
-    lefts, pools = unneeded_blocks(engine, len(hashes), is_whole=is_whole), [led.num_blocks for led in engine.ledgers]
-    needs = [len(hashes) - left for left in lefts]
+    window_offsets, pools = (
+        unneeded_blocks(engine, len(hashes), is_whole=is_whole),
+        [led.num_blocks for led in engine.ledgers],
+    )
+    needs = [len(hashes) - left for left in window_offsets]
     if engine.is_short_of_blocks or fetch_quota.is_over(held, needs, pools):
         return None
-    room = room_for(engine, holder, hashes, len(hashes), lefts)
+    room = room_for(engine, holder, hashes, len(hashes), window_offsets)
     return FetchRoom(tuple(hashes), room) if room is not None else None
 
 
@@ -67,4 +70,4 @@ def keep(engine: Engine, fetched: FetchRoom) -> None:
     for ledger, group in zip(engine.ledgers, fetched.room.reserved, strict=True):
         for block, block_hash in zip(group.blocks[group.hits :], fetched.hashes[group.hits :], strict=True):
             ledger.publish(block, block_hash)
-    engine.let_go(fetched.room.holder)
+    engine.release_holder(fetched.room.holder)

@@ -9,7 +9,7 @@ from tandem.core import metric_names as names
 from tandem.core.prefill_queue import condensed
 from tandem.engine.request import StepResult
 from tandem.rpc.v1 import worker_pb2 as w
-from tandem.workercore.role import Shell
+from tandem.workercore.role import RoleContext
 
 _STEPS = 101
 _FADE = 0.99
@@ -53,8 +53,8 @@ class DecodePace:
 class LoadMeter:
     """Measures steps and writes reports. Belongs to the step loop's thread."""
 
-    def __init__(self, shell: Shell) -> None:
-        self._shell = shell
+    def __init__(self, context: RoleContext) -> None:
+        self._context = context
         self._decoding = DecodePace()
         self._since_s: float | None = None
 
@@ -69,18 +69,18 @@ class LoadMeter:
             since_s = result.started_s if self._since_s is None else self._since_s
             self._decoding.observe(result.decode_tokens, result.ended_s - since_s)
         self._since_s = result.ended_s
-        self._shell.count("steps")
-        self._shell.count("step_seconds", took_s)
+        self._context.count("steps")
+        self._context.count("step_seconds", took_s)
         if result.prefill_tokens:
-            self._shell.count("prefill_step_seconds", took_s)
-        self._shell.count("prefill_tokens", result.prefill_tokens)
-        self._shell.count("decode_tokens", result.decode_tokens)
-        if self._shell.work is not None:
-            self._shell.count("model_flops", self._shell.work.flops(result))
-            self._shell.count("model_read_bytes", self._shell.work.bytes_read(result))
-        self._shell.count("preemptions", len(result.preempted))
+            self._context.count("prefill_step_seconds", took_s)
+        self._context.count("prefill_tokens", result.prefill_tokens)
+        self._context.count("decode_tokens", result.decode_tokens)
+        if self._context.work is not None:
+            self._context.count("model_flops", self._context.work.flops(result))
+            self._context.count("model_read_bytes", self._context.work.bytes_read(result))
+        self._context.count("preemptions", len(result.preempted))
         if result.recomputed_tokens:
-            self._shell.count(names.counter_key(names.WORKER_RECOMPUTED, cause="preempted"), result.recomputed_tokens)
+            self._context.count(names.counter_key(names.WORKER_RECOMPUTED, cause="preempted"), result.recomputed_tokens)
 
     @property
     def decode_step_s(self) -> float:
@@ -89,15 +89,15 @@ class LoadMeter:
 
     def report(self) -> w.LoadReport:
         """Report everything but the links."""
-        shell, engine = self._shell, self._shell.engine
-        load, now_s, rules = engine.load(), shell.clock.now_s(), engine.queue_rules
+        context, engine = self._context, self._context.engine
+        load, now_s, rules = engine.load(), context.clock.now_s(), engine.queue_rules
         speed = engine.prefill_speed
-        for name, value in shell.receiver.counters().items():
-            shell.counters[name if name.startswith(names.PREFIX) else f"transfer_{name}"] = value
-        shell.counters[names.counter_key(names.LEASES)] = float(len(shell.leases))
-        shell.counters.update(shell.peaks)
+        for name, value in context.receiver.counters().items():
+            context.counters[name if name.startswith(names.PREFIX) else f"transfer_{name}"] = value
+        context.counters[names.counter_key(names.LEASES)] = float(len(context.leases))
+        context.counters.update(context.peaks)
         if engine.swap is not None:
-            shell.counters[names.counter_key(names.PREEMPTED_SWAPPED)] = float(engine.swap.requests)
+            context.counters[names.counter_key(names.PREEMPTED_SWAPPED)] = float(engine.swap.requests)
         return w.LoadReport(
             queued_requests=load.queued_requests,
             running_requests=load.running_requests,
@@ -107,8 +107,8 @@ class LoadMeter:
             prefill_context_s=speed.context_s,
             decode_step_s=self.decode_step_s,
             decode_sequence_s=self._decoding.sequence_s,
-            counters=shell.counters,
-            in_flight=len(shell.requests),
+            counters=context.counters,
+            in_flight=len(context.requests),
             decoding_sequences=load.decoding_sequences,
             queue=[
                 w.QueuedWork(
@@ -121,7 +121,7 @@ class LoadMeter:
         )
 
     def _blocks(self) -> list[w.GroupBlocksCount]:
-        counts = [ledger.counts() for ledger in self._shell.engine.ledgers]
+        counts = [ledger.counts() for ledger in self._context.engine.ledgers]
         return [
             w.GroupBlocksCount(
                 group=group,

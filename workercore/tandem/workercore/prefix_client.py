@@ -30,7 +30,7 @@ from tandem.workercore.fetch_reservation import FetchRoom, keep, reserve, unneed
 from tandem.workercore.leases import PeerLeases
 from tandem.workercore.proto_convert import ticket_to_wire
 from tandem.workercore.requests import Tracked, request_key
-from tandem.workercore.role import Shell
+from tandem.workercore.role import RoleContext
 from tandem.workercore.transfer_claims import Claim
 
 _log = logging.getLogger(__name__)
@@ -78,14 +78,14 @@ class Fetch:
         return fetch_holder(HoldKind.RESERVED, name, self.tracked.attempt, self.transfer)
 
 
-class Fetching:
+class PrefixClient:
     """All fetches of this worker. Belongs to the step loop's thread; `run` gets every request that waited, once."""
 
-    def __init__(self, shell: Shell, run: Callable[[Tracked, w.Submit], None]) -> None:
-        self._shell, self._run = shell, run
-        self._leases = PeerLeases(shell)
-        self._profile = profile_to_wire(shell.profile)
-        self._block_tokens = shell.engine.layout.groups[0].block_tokens
+    def __init__(self, context: RoleContext, run: Callable[[Tracked, w.Submit], None]) -> None:
+        self._context, self._run = context, run
+        self._leases = PeerLeases(context)
+        self._profile = profile_to_wire(context.profile)
+        self._block_tokens = context.engine.layout.groups[0].block_tokens
         self._fetches: dict[TransferId, Fetch] = {}
 
     def begin(self, tracked: Tracked, message: w.Submit) -> bool:
@@ -97,14 +97,14 @@ class Fetching:
             return False
         if tracked.engine_request.sampling.prompt_logprobs is not None:  # all of the prompt is computed
             return False
-        self._shell.engine.check(tracked.engine_request)
+        self._context.engine.check(tracked.engine_request)
         size, tokens = self._block_tokens, _known_tokens(tracked)
         limit = (len(tokens) - 1) // size
         if not 0 < limit * size <= MAX_TOKENS:
             return False
         request = tracked.engine_request
         hashes = chain(request.hash_root, tokens, size, request.hashes)[:limit]
-        own = self._shell.engine.hit_blocks(hashes, is_whole=_is_whole(message))
+        own = self._context.engine.hit_blocks(hashes, is_whole=_is_whole(message))
         sources = deque(
             source
             for source in message.sources
@@ -112,7 +112,7 @@ class Fetching:
         )
         if not sources:
             return False
-        now_s = self._shell.clock.now_s()
+        now_s = self._context.clock.now_s()
         fetch = Fetch(
             tracked=tracked, message=message, tokens=tokens, limit_blocks=limit, sources=sources, began_s=now_s,
             deadline_s=now_s + self._bound_s(sources[0], limit - own, tracked.deadline_s - now_s),
@@ -132,10 +132,10 @@ class Fetching:
         fetch = self._fetches.get(TransferId(offer.fetch))
         is_known = fetch is not None and fetch.peer == peer and fetch.peer_incarnation == offer.holder_incarnation
         if fetch is None or not is_known or fetch.room is not None:
-            self._shell.count("fetch_offers_dropped")
+            self._context.count("fetch_offers_dropped")
             if offer.tokens and not is_known:
                 failed = w.TransferFailed(transfer=offer.fetch, request=fetch_name(_NOBODY), code="cancelled")
-                tell_failed(self._shell, peer, Incarnation(offer.holder_incarnation), failed)
+                tell_failed(self._context, peer, Incarnation(offer.holder_incarnation), failed)
             return
         blocks = min(offer.tokens // self._block_tokens, fetch.limit_blocks)
         if not blocks:
@@ -192,12 +192,12 @@ class Fetching:
     def _ask(self, fetch: Fetch, own_blocks: int) -> None:
         fetch.source, fetch.transfer, fetch.room, fetch.root = fetch.sources.popleft(), new_transfer_id(), None, None
         goal = min(fetch.source.tokens // self._block_tokens, fetch.limit_blocks)
-        needless = min(unneeded_blocks(self._shell.engine, goal, is_whole=_is_whole(fetch.message)))
+        needless = min(unneeded_blocks(self._context.engine, goal, is_whole=_is_whole(fetch.message)))
         request = w.FetchRequest(
             fetch=fetch.transfer,
             request=fetch.tracked.request,
             attempt=fetch.tracked.attempt,
-            requester_incarnation=self._shell.incarnation,
+            requester_incarnation=self._context.incarnation,
             holder_incarnation=fetch.peer_incarnation,
             tokens=fetch.tokens[: fetch.source.tokens],  # the holder's blocks may have another size
             have_tokens=max(own_blocks, needless) * self._block_tokens,
@@ -205,7 +205,7 @@ class Fetching:
             lossy=fetch.source.lossy,
             profile=self._profile,
             # A prefill worker's hand-over must be exact, so its input must be.
-            codecs=self._shell.profile.codecs if fetch.message.leg == w.LEG_FULL else (),
+            codecs=self._context.profile.codecs if fetch.message.leg == w.LEG_FULL else (),
         )
         self._fetches[fetch.transfer] = fetch
         self._leases.open(fetch.transfer, fetch.peer, fetch.peer_incarnation)
@@ -214,12 +214,12 @@ class Fetching:
     def _receive(self, fetch: Fetch, offer: w.FetchOffer, blocks: int) -> None:
         """Reserve room for the offered blocks and send the ticket. Raises TransferError or ValueError for an unusable
         offer."""
-        engine, profile = self._shell.engine, self._shell.profile
+        engine, profile = self._context.engine, self._context.profile
         form = kv_compatibility.agree(profile_from_wire(offer.profile), profile, offered=tuple(offer.codecs))
         lossy = "+".join(name for name in (fetch.source.lossy, form.lossy) if name)
         if lossy and fetch.message.leg != w.LEG_FULL:
             raise TransferError("its blocks would not be exact", why=lossy)
-        root = self._shell.hash_root(fetch.tracked.salt, lossy=lossy)
+        root = self._context.hash_root(fetch.tracked.salt, lossy=lossy)
         hashes = chain(root, fetch.tokens[: blocks * self._block_tokens], self._block_tokens)
         is_whole = _is_whole(fetch.message)
         if engine.hit_blocks(hashes, is_whole=is_whole) == len(hashes):
@@ -238,14 +238,14 @@ class Fetching:
             attempt=fetch.tracked.attempt,
             sender=fetch.peer,
             sender_incarnation=fetch.peer_incarnation,
-            receiver=self._shell.worker,
-            receiver_incarnation=self._shell.incarnation,
+            receiver=self._context.worker,
+            receiver_incarnation=self._context.incarnation,
             groups=fetch.room.groups,
-            endpoints=self._shell.receiver.endpoints(),
+            endpoints=self._context.receiver.endpoints(),
             layout=profile.layout,
             codec=form.codec,
         )
-        self._shell.receiver.expect(ticket)
+        self._context.receiver.expect(ticket)
         self._tell(fetch, w.PeerMessage(ticket=ticket_to_wire(ticket, self._profile)))
 
     def _verified(self, fetch: Fetch, outcome: Verified) -> None:
@@ -253,19 +253,19 @@ class Fetching:
         try:
             if room is None or root is None:
                 raise TransferError("it was verified before it was offered")
-            self._shell.receiver.admit(fetch.transfer)
+            self._context.receiver.admit(fetch.transfer)
         except TransferError as error:
             self._failed(fetch, "transfer", error.message)
             return
-        keep(self._shell.engine, room)
+        keep(self._context.engine, room)
         del self._fetches[fetch.transfer]
         self._leases.close(fetch.transfer)
-        self._shell.count(names.FETCHES)
-        self._shell.count(names.FETCHED_TOKENS, room.gained_blocks * self._block_tokens)
-        self._shell.count(names.FETCHED_BYTES, outcome.bytes)
-        self._shell.count("kv_received_bytes", outcome.bytes)
-        self._shell.count("kv_received_blocks", room.new_blocks)
-        took_s = self._shell.clock.now_s() - fetch.began_s
+        self._context.count(names.FETCHES)
+        self._context.count(names.FETCHED_TOKENS, room.gained_blocks * self._block_tokens)
+        self._context.count(names.FETCHED_BYTES, outcome.bytes)
+        self._context.count("kv_received_bytes", outcome.bytes)
+        self._context.count("kv_received_blocks", room.new_blocks)
+        took_s = self._context.clock.now_s() - fetch.began_s
         event(_log, "prefix fetched", **fetch.tracked.names, peer=fetch.peer, blocks=room.new_blocks, took_s=took_s)
         self._go(fetch, root)
 
@@ -286,22 +286,22 @@ class Fetching:
     def _failed(self, fetch: Fetch, reason: str, why: str, *, is_peer_told: bool = False) -> None:
         """End this try: the next source is asked, or the request computes."""
         event(_log, "fetch failed", logging.WARNING, **fetch.tracked.names, peer=fetch.peer, reason=reason, why=why)
-        self._shell.count(names.counter_key(names.FETCHES_FAILED, reason=reason))
+        self._context.count(names.counter_key(names.FETCHES_FAILED, reason=reason))
         self._stop(fetch, reason, why, is_peer_told=is_peer_told)
         if not fetch.sources:
             self._go(fetch)
             return
         request = fetch.tracked.engine_request
         hashes = chain(request.hash_root, fetch.tokens, self._block_tokens, request.hashes)[: fetch.limit_blocks]
-        self._ask(fetch, self._shell.engine.hit_blocks(hashes, is_whole=_is_whole(fetch.message)))
+        self._ask(fetch, self._context.engine.hit_blocks(hashes, is_whole=_is_whole(fetch.message)))
 
     def _stop(self, fetch: Fetch, code: str, why: str, *, is_peer_told: bool = False) -> None:
         """Forget a try: fence it first, then its blocks go back."""
         del self._fetches[fetch.transfer]
         self._leases.close(fetch.transfer)
         if fetch.room is not None:
-            self._shell.receiver.cancel(fetch.transfer)
-            self._shell.engine.let_go(fetch.holder)
+            self._context.receiver.cancel(fetch.transfer)
+            self._context.engine.release_holder(fetch.holder)
         if not is_peer_told:
             failed = w.TransferFailed(
                 request=fetch_name(fetch.tracked.request), attempt=fetch.tracked.attempt, transfer=fetch.transfer,
@@ -312,7 +312,7 @@ class Fetching:
     def _tell(self, fetch: Fetch, message: w.PeerMessage) -> None:
         """Always over the channel that this worker dials: its messages about a fetch arrive in order."""
         address = fetch.source.worker.address
-        self._shell.outbox.to_peer(fetch.peer, fetch.peer_incarnation, message, address=address)
+        self._context.outbox.to_peer(fetch.peer, fetch.peer_incarnation, message, address=address)
 
     # ---- small questions -------------------------------------------------------------------------------------------
 
@@ -320,14 +320,14 @@ class Fetching:
         return [fetch for fetch in self._fetches.values() if is_meant(fetch)]
 
     def _is_usable(self, source: w.PrefixSource, leg: int) -> bool:
-        is_other = source.worker.worker not in ("", self._shell.worker)
+        is_other = source.worker.worker not in ("", self._context.worker)
         return is_other and (leg == w.LEG_FULL or not source.lossy)
 
     def _bound_s(self, source: w.PrefixSource, blocks: int, left_s: float) -> float:
         """Bound on the request's wait for `blocks`: the time of their bytes, with patience, and never past half of its
         own time."""
-        wire_bytes = blocks * sum(spec.block_bytes() for spec in self._shell.engine.layout.groups)
-        speed = self._shell.link_speed(WorkerId(source.worker.worker)) or ASSUMED_BYTES_PER_S
+        wire_bytes = blocks * sum(spec.block_bytes() for spec in self._context.engine.layout.groups)
+        speed = self._context.link_speed(WorkerId(source.worker.worker)) or ASSUMED_BYTES_PER_S
         return min(CEILING_S, FLOOR_S + PATIENCE * wire_bytes / speed, left_s / 2)
 
 

@@ -11,19 +11,19 @@ from tandem.core.ids import Incarnation, WorkerId
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.workercore.fetch_names import is_fetch
 from tandem.workercore.leases import PeerLeases
-from tandem.workercore.prefix_client import Fetching
-from tandem.workercore.prefix_server import Supplying
+from tandem.workercore.prefix_client import PrefixClient
+from tandem.workercore.prefix_server import PrefixServer
 from tandem.workercore.requests import Tracked
-from tandem.workercore.role import Shell
+from tandem.workercore.role import RoleContext
 from tandem.workercore.transfer_claims import Claim
 
 
-class Exchange:
+class PrefixExchange:
     """Belongs to the step loop's thread. `run` gets every request that waited for a fetch, once."""
 
-    def __init__(self, shell: Shell, run: Callable[[Tracked, w.Submit], None]) -> None:
-        self._leases = PeerLeases(shell)
-        self._fetching, self._supplying = Fetching(shell, run), Supplying(shell)
+    def __init__(self, context: RoleContext, run: Callable[[Tracked, w.Submit], None]) -> None:
+        self._leases = PeerLeases(context)
+        self._fetching, self._supplying = PrefixClient(context, run), PrefixServer(context)
 
     def begin(self, tracked: Tracked, message: w.Submit) -> bool:
         """True if the request waits for blocks that others hold; see Fetching."""

@@ -22,7 +22,7 @@ from tandem.core.kv_compatibility import KVProfile, WireForm
 from tandem.core.ledger import Holder, HoldKind
 from tandem.core.logs import event
 from tandem.engine.sequence import GONE
-from tandem.kvtransfer.events import Quiesced, SendFailed, Sent
+from tandem.kvtransfer.events import Quiesced, SendCompleted, SendFailed
 from tandem.kvtransfer.ticket import Ticket
 from tandem.kvtransfer.wire import profile_from_wire, profile_to_wire
 from tandem.rpc.v1 import worker_pb2 as w
@@ -31,13 +31,13 @@ from tandem.workercore.fetch_names import fetch_holder, fetch_name, tell_failed
 from tandem.workercore.leases import PeerLeases
 from tandem.workercore.proto_convert import ticket_from_wire
 from tandem.workercore.requests import request_key
-from tandem.workercore.role import Shell
+from tandem.workercore.role import RoleContext
 from tandem.workercore.transfer_claims import Claim
 
 _log = logging.getLogger(__name__)
 
 
-class Stage(Enum):
+class SupplyStage(Enum):
     """QUIESCING: given up, and the source may still be read."""
 
     OFFERED = auto()
@@ -47,8 +47,8 @@ class Stage(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class Supply:
-    """One fetch that this worker feeds. `tables` are its own blocks, pinned, group by group, save for the first `lefts`
-    of each, which the requester has or does not need."""
+    """One fetch that this worker feeds. `tables` are its own blocks, pinned, group by group, save for the first
+    `window_offsets` of each, which the requester has or does not need."""
 
     transfer: TransferId
     name: RequestId
@@ -58,9 +58,9 @@ class Supply:
     theirs: KVProfile
     form: WireForm
     tables: tuple[list[BlockId], ...]
-    lefts: tuple[int, ...]
+    window_offsets: tuple[int, ...]
     tokens: int
-    stage: Stage = Stage.OFFERED
+    stage: SupplyStage = SupplyStage.OFFERED
     ticket_s: float = 0.0
 
     @property
@@ -68,14 +68,14 @@ class Supply:
         return fetch_holder(HoldKind.PUSHING, self.name, self.attempt, self.transfer)
 
 
-class Supplying:
+class PrefixServer:
     """All fetches that other workers make here. Belongs to the step loop's thread."""
 
-    def __init__(self, shell: Shell) -> None:
-        self._shell = shell
-        self._leases = PeerLeases(shell)
-        self._profile = profile_to_wire(shell.profile)
-        self._block_tokens = shell.engine.layout.groups[0].block_tokens
+    def __init__(self, context: RoleContext) -> None:
+        self._context = context
+        self._leases = PeerLeases(context)
+        self._profile = profile_to_wire(context.profile)
+        self._block_tokens = context.engine.layout.groups[0].block_tokens
         self._supplies: dict[TransferId, Supply] = {}
 
     # ---- messages and events ---------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ class Supplying:
     def asked(self, peer: WorkerId, message: w.FetchRequest) -> None:
         """Offer the cached blocks of the prefix, pinned from now on; a repeated request changes nothing."""
         if TransferId(message.fetch) in self._supplies:
-            self._shell.count("fetch_requests_dropped")
+            self._context.count("fetch_requests_dropped")
             return
         offer = w.FetchOffer(fetch=message.fetch, holder_incarnation=message.holder_incarnation)
         try:
@@ -91,7 +91,7 @@ class Supplying:
         except (TransferError, CapacityError, ValueError) as error:
             offer.code = error.code if isinstance(error, TandemError) else TransferError.code
             offer.message = str(error)
-            self._shell.count("fetches_refused")
+            self._context.count("fetches_refused")
         else:
             self._supplies[supply.transfer] = supply
             self._leases.open(supply.transfer, peer, supply.peer_incarnation)
@@ -99,30 +99,30 @@ class Supplying:
             offer.profile.CopyFrom(self._profile)
             offer.codecs.extend(codecs)
         incarnation = Incarnation(message.requester_incarnation)
-        self._shell.outbox.to_peer(peer, incarnation, w.PeerMessage(fetch_offer=offer))
+        self._context.outbox.to_peer(peer, incarnation, w.PeerMessage(fetch_offer=offer))
 
     def ticket(self, peer: WorkerId, message: w.Ticket) -> None:
         """The requester has room: push everything, all layers at once. May come while a step runs."""
         supply = self._supplies.get(TransferId(message.transfer))
-        if supply is None or supply.peer != peer or supply.stage is Stage.QUIESCING:
-            self._shell.count("tickets_dropped")
+        if supply is None or supply.peer != peer or supply.stage is SupplyStage.QUIESCING:
+            self._context.count("tickets_dropped")
             failed = w.TransferFailed(
                 request=message.request, attempt=message.attempt, transfer=message.transfer, code="cancelled",
                 message="nobody waits for this ticket",
             )  # fmt: skip
-            tell_failed(self._shell, peer, Incarnation(message.receiver_incarnation), failed)
+            tell_failed(self._context, peer, Incarnation(message.receiver_incarnation), failed)
             return
-        if supply.stage is Stage.PUSHING:
-            self._shell.count("tickets_dropped")
+        if supply.stage is SupplyStage.PUSHING:
+            self._context.count("tickets_dropped")
             return
         try:
-            ticket = ticket_from_wire(message, self._shell.worker, peer)
+            ticket = ticket_from_wire(message, self._context.worker, peer)
             self._check(supply, ticket)
-            self._shell.sender.open(ticket)
+            self._context.sender.open(ticket)
         except (TransferError, ValueError) as error:
             self._give_up(supply, TransferError("the ticket cannot be used", why=str(error)))
             return
-        supply.stage, supply.ticket_s = Stage.PUSHING, self._shell.clock.now_s()
+        supply.stage, supply.ticket_s = SupplyStage.PUSHING, self._context.clock.now_s()
         try:
             self._push(supply, ticket)
         except ValueError as error:
@@ -143,16 +143,16 @@ class Supplying:
 
     def transfer_event(self, outcome: object) -> bool:
         """True if this was the event of a supply: with it the source is no longer read."""
-        if not isinstance(outcome, Sent | SendFailed | Quiesced):
+        if not isinstance(outcome, SendCompleted | SendFailed | Quiesced):
             return False
         supply = self._supplies.get(outcome.transfer)
         if supply is None:
             return False
-        if isinstance(outcome, Sent):
-            self._shell.count(names.SUPPLIES)
-            self._shell.count_sent(supply.peer, outcome.bytes, self._shell.clock.now_s() - supply.ticket_s)
-        elif isinstance(outcome, SendFailed) and supply.stage is not Stage.QUIESCING:
-            self._shell.count_unsent(supply.peer)
+        if isinstance(outcome, SendCompleted):
+            self._context.count(names.SUPPLIES)
+            self._context.count_sent(supply.peer, outcome.bytes, self._context.clock.now_s() - supply.ticket_s)
+        elif isinstance(outcome, SendFailed) and supply.stage is not SupplyStage.QUIESCING:
+            self._context.count_unsent(supply.peer)
             self._tell_failed(supply, TransferError("the KV transfer failed", why=outcome.reason))
         self._forget(supply)
         return True
@@ -161,13 +161,13 @@ class Supplying:
         for transfer in self._leases.overdue():
             supply = self._supplies.get(transfer)
             if supply is not None:
-                self._shell.count("transfers_forgotten")
+                self._context.count("transfers_forgotten")
                 self._give_up(supply)
 
     def claims(self) -> list[Claim]:
         return [
             Claim("quiescing", _key(s), s.transfer, WorkerId(""), Incarnation(0))
-            if s.stage is Stage.QUIESCING
+            if s.stage is SupplyStage.QUIESCING
             else Claim("handover", _key(s), s.transfer, s.peer, s.peer_incarnation)
             for s in self._supplies.values()
         ]
@@ -180,12 +180,12 @@ class Supplying:
     def _look(self, peer: WorkerId, message: w.FetchRequest) -> tuple[Supply, tuple[str, ...]]:
         """Find and pin blocks, with the codecs that this end offers. Raises TransferError, CapacityError or
         ValueError."""
-        if message.holder_incarnation != self._shell.incarnation:
+        if message.holder_incarnation != self._context.incarnation:
             raise TransferError("this worker restarted", why="its incarnation is a new one")
         theirs = profile_from_wire(message.profile)
-        codecs = tuple(name for name in self._shell.offers_to(peer) if name in message.codecs)
-        form = kv_compatibility.agree(self._shell.profile, theirs, offered=codecs)
-        root = self._shell.hash_root(message.salt, lossy=message.lossy)
+        codecs = tuple(name for name in self._context.offers_to(peer) if name in message.codecs)
+        form = kv_compatibility.agree(self._context.profile, theirs, offered=codecs)
+        root = self._context.hash_root(message.salt, lossy=message.lossy)
         hashes = chain(root, tuple(message.tokens), self._block_tokens)
         matches = self._matches(hashes, message.have_tokens // self._block_tokens)
         count = min(len(table) for table, _ in matches)
@@ -201,7 +201,7 @@ class Supplying:
             theirs=theirs,
             form=form,
             tables=tuple(table[:count] for table, _ in matches),
-            lefts=tuple(min(left, count) for _, left in matches),
+            window_offsets=tuple(min(left, count) for _, left in matches),
             tokens=tokens,
         )
         self._pin(supply)
@@ -212,7 +212,7 @@ class Supplying:
         where a group has a window and that reaches further, those before `have`, which the requester has or does not
         need."""
         found: list[tuple[list[BlockId], int]] = []
-        for ledger, spec in zip(self._shell.engine.ledgers, self._shell.engine.layout.groups, strict=True):
+        for ledger, spec in zip(self._context.engine.ledgers, self._context.engine.layout.groups, strict=True):
             whole, left = ledger.match(hashes), 0
             rest = ledger.match(hashes[have:]) if spec.window is not None else []
             if rest and have + len(rest) > len(whole):
@@ -223,10 +223,10 @@ class Supplying:
     def _pin(self, supply: Supply) -> None:
         """Keep the blocks until the fetch ends. Cached ones are out of others' reach meanwhile, so not without bound:
         raises CapacityError, and holds nothing, where running requests need them or others are fetching much."""
-        engine, everyone = self._shell.engine, self._supplies.values()
+        engine, everyone = self._context.engine, self._supplies.values()
         groups = [ledger.group for ledger in engine.ledgers]
-        held = [sum(len(other.tables[group]) - other.lefts[group] for other in everyone) for group in groups]
-        offered = [table[left:] for table, left in zip(supply.tables, supply.lefts, strict=True)]
+        held = [sum(len(other.tables[group]) - other.window_offsets[group] for other in everyone) for group in groups]
+        offered = [table[left:] for table, left in zip(supply.tables, supply.window_offsets, strict=True)]
         needs, pools = [len(table) for table in offered], [ledger.num_blocks for ledger in engine.ledgers]
         is_too_much = engine.is_short_of_blocks or fetch_quota.is_over(held, needs, pools)
         if not is_too_much:
@@ -234,27 +234,27 @@ class Supplying:
                 ledger.share(supply.holder, table)
             is_too_much = any(ledger.available < engine.growth_blocks for ledger in engine.ledgers)
         if is_too_much:
-            engine.let_go(supply.holder)
+            engine.release_holder(supply.holder)
             raise CapacityError("blocks are short here")
 
     def _check(self, supply: Supply, ticket: Ticket) -> None:
         """Raise TransferError unless the ticket is for this offer, in the form that follows from both profiles."""
         if (ticket.sender_incarnation, ticket.receiver_incarnation) != (
-            self._shell.incarnation, supply.peer_incarnation
+            self._context.incarnation, supply.peer_incarnation
         ):  # fmt: skip
             raise TransferError("it is for another incarnation")
         if ticket.codec != supply.form.codec or ticket.layout != supply.theirs.layout:
             raise TransferError("its codec or layout is not what was agreed")
         if [group.group for group in ticket.groups] != [spec.group for spec in supply.theirs.layout.groups]:
             raise TransferError("it has other KV groups than this model")
-        for spec, group, left in zip(supply.theirs.layout.groups, ticket.groups, supply.lefts, strict=True):
+        for spec, group, left in zip(supply.theirs.layout.groups, ticket.groups, supply.window_offsets, strict=True):
             if group.blocks and group.skip * spec.block_tokens < left * self._block_tokens:
                 raise TransferError(f"group {group.group} wants what lies behind its window, which is gone here")
             if (group.skip + len(group.blocks)) * spec.block_tokens > supply.tokens:
                 raise TransferError(f"group {group.group} wants more than the {supply.tokens} tokens that were offered")
 
     def _push(self, supply: Supply, ticket: Ticket) -> None:
-        layout = self._shell.engine.layout
+        layout = self._context.engine.layout
         for ours, theirs, group, table in zip(
             layout.groups, supply.theirs.layout.groups, ticket.groups, supply.tables, strict=True
         ):
@@ -263,10 +263,10 @@ class Supplying:
             first, offset_tokens = divmod(group.skip * theirs.block_tokens, ours.block_tokens)
             last = ours.blocks_for((group.skip + len(group.blocks)) * theirs.block_tokens)
             layers = range(len(ours.layers))
-            self._shell.sender.push(
+            self._context.sender.push(
                 ticket.transfer, group.group, table[first:last], group.blocks, layers, offset_tokens
             )
-        self._shell.sender.finish(ticket.transfer)
+        self._context.sender.finish(ticket.transfer)
 
     # ---- ends ------------------------------------------------------------------------------------------------------
 
@@ -279,17 +279,17 @@ class Supplying:
         requester."""
         if error is not None:
             self._tell_failed(supply, error)
-        if supply.stage is Stage.OFFERED:
+        if supply.stage is SupplyStage.OFFERED:
             self._forget(supply)
-        elif supply.stage is Stage.PUSHING:
-            supply.stage = Stage.QUIESCING
+        elif supply.stage is SupplyStage.PUSHING:
+            supply.stage = SupplyStage.QUIESCING
             self._leases.close(supply.transfer)
-            self._shell.sender.cancel(supply.transfer)
+            self._context.sender.cancel(supply.transfer)
 
     def _forget(self, supply: Supply) -> None:
         del self._supplies[supply.transfer]
         self._leases.close(supply.transfer)
-        self._shell.engine.let_go(supply.holder)
+        self._context.engine.release_holder(supply.holder)
 
     def _tell_failed(self, supply: Supply, error: TandemError) -> None:
         event(_log, "supply failed", logging.WARNING, request=_key(supply), peer=supply.peer, error=error.message)
@@ -297,7 +297,7 @@ class Supplying:
             request=supply.name, attempt=supply.attempt, transfer=supply.transfer, code=error.code,
             message=error.message,
         )  # fmt: skip
-        tell_failed(self._shell, supply.peer, supply.peer_incarnation, failed)
+        tell_failed(self._context, supply.peer, supply.peer_incarnation, failed)
 
 
 def _key(supply: Supply) -> str:

@@ -71,7 +71,7 @@ class RequestTable:
         """Forget an attempt; None if it is not here."""
         return self._by_key.pop(key, None)
 
-    def bury(self, request: RequestId, attempt: Attempt, now_s: float) -> None:
+    def add_tombstone(self, request: RequestId, attempt: Attempt, now_s: float) -> None:
         """Mark attempts up to this one as over: messages about them are late."""
         known = self._tombstones.pop(request, (Attempt(0), 0.0))[0]
         self._tombstones[request] = (max(known, attempt), now_s + self._tombstone_s)

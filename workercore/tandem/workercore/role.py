@@ -27,7 +27,7 @@ from tandem.workercore.transfer_interfaces import ReceivingEnd, SendingEnd
 
 
 @dataclass(slots=True, kw_only=True)
-class Shell:
+class RoleContext:
     """The context that rank 0 of a worker passes to its role. `counters` are cumulative in this incarnation.
 
     `speeds`: known speeds of links from this host; None = none are measured. `work`: the cost of computing its model;
@@ -103,7 +103,7 @@ class Shell:
 
     def end(self, tracked: Tracked) -> bool:
         """Forget a request; later messages about it are recognised as late. False if it is not here."""
-        self.requests.bury(tracked.request, tracked.attempt, self.clock.now_s())
+        self.requests.add_tombstone(tracked.request, tracked.attempt, self.clock.now_s())
         return self.requests.remove(tracked.key) is not None
 
     def fail(self, tracked: Tracked, error: TandemError) -> None:

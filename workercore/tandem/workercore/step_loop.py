@@ -19,10 +19,10 @@ from tandem.workercore.heartbeat_page import Pulse
 from tandem.workercore.inbox import Mail
 from tandem.workercore.link_reports import LinkNews
 from tandem.workercore.load_meter import LoadMeter
-from tandem.workercore.prefix_exchange import Exchange
+from tandem.workercore.prefix_exchange import PrefixExchange
 from tandem.workercore.proto_convert import choices_from_wire, prompt_from_wire, sampling_from_wire
 from tandem.workercore.requests import Tracked, request_key
-from tandem.workercore.role import Role, Shell
+from tandem.workercore.role import Role, RoleContext
 from tandem.workercore.transfer_claims import Claim
 
 _log = logging.getLogger(__name__)
@@ -45,25 +45,25 @@ class StepLoop:
 
     def __init__(
         self,
-        shell: Shell,
+        context: RoleContext,
         role: Role,
         inbox: Mail,
         pulse: Pulse,
-        create_role: Callable[[RoleName, Shell], Role] | None = None,
+        create_role: Callable[[RoleName, RoleContext], Role] | None = None,
     ) -> None:
         """`create_role` makes a role that the host assigns later; without it `role` stays the only one."""
-        self._shell, self._role, self._inbox, self._pulse = shell, role, inbox, pulse
+        self._context, self._role, self._inbox, self._pulse = context, role, inbox, pulse
         self._create_role = create_role
         self._leaving: list[Role] = []
         """Earlier roles with transfers that are not quiet yet."""
-        self._exchange = Exchange(shell, self._run)
+        self._exchange = PrefixExchange(context, self._run)
         self._deferred = Deferred()
         self._is_stopping = self._is_checked = False
         self._wait_s = self._worked_s = 0.0
         self._last_report_s = 0.0
         self._last_report = b""
-        self._links = LinkNews(shell)
-        self._meter = LoadMeter(shell)
+        self._links = LinkNews(context)
+        self._meter = LoadMeter(context)
 
     def run(self) -> None:
         """Run until a Stop message. An exception here is a bug and ends the process: the host and the routers
@@ -79,7 +79,7 @@ class StepLoop:
         """
         if not self._has_lease():
             self._meter.rest()
-            self._stand_still(max_wait_s)
+            self._wait_for_lease(max_wait_s)
             return
         wait_s = 0.0 if self._deferred else min(self._wait_s, max_wait_s)
         if wait_s:
@@ -87,19 +87,19 @@ class StepLoop:
         items = [*self._deferred.take(), *self._inbox.take(wait_s)]
         for item in items:
             self._handle(item)
-        now_s = self._shell.clock.now_s()
+        now_s = self._context.clock.now_s()
         self._expire(now_s)
         self._exchange.tick(now_s)
         for role in self._roles:
             role.tick(now_s)
         self._role.before_step()
         self._wait_s = IDLE_WAIT_S
-        if items or self._shell.engine.has_work:
+        if items or self._context.engine.has_work:
             self._worked_s, self._is_checked = now_s, False
-        if self._shell.engine.has_work:
+        if self._context.engine.has_work:
             self._wait_s = 0.0 if self._step() else BLOCKED_WAIT_S
         elif not self._is_checked and now_s - self._worked_s >= CHECK_AFTER_S and self.is_idle():
-            self._shell.engine.check_integrity()
+            self._context.engine.check_integrity()
             self._is_checked = True
         self._fail_unsent()
         self._publish()
@@ -117,7 +117,7 @@ class StepLoop:
     def _roles(self) -> tuple[Role, ...]:
         return (self._role, *self._leaving)
 
-    def _stand_still(self, max_wait_s: float) -> None:
+    def _wait_for_lease(self, max_wait_s: float) -> None:
         for item in self._inbox.take(max_wait_s):
             if isinstance(item, e.HostToRank) and item.HasField("stop"):
                 self._is_stopping = True
@@ -125,7 +125,7 @@ class StepLoop:
                 self._deferred.append(item)
         for item in self._deferred:  # also what came in the middle of the last step
             _raise_if_lost(item)
-        for item in self._deferred.take_void():
+        for item in self._deferred.take_invalidated():
             self._handle(item)
         if self._deferred.is_full:
             self._deferred.void()
@@ -150,7 +150,7 @@ class StepLoop:
             if not self._exchange.peer_message(peer, item.peer.message):
                 self._role.peer_message(peer, item.peer.message, item.peer.received_s)
         elif kind == "router_gone":
-            for tracked in self._shell.requests.of_router(RouterId(item.router_gone.router)):
+            for tracked in self._context.requests.of_router(RouterId(item.router_gone.router)):
                 self._cancel(tracked, "its router is gone")
         elif kind == "peer_gone":
             gone = item.peer_gone
@@ -160,7 +160,7 @@ class StepLoop:
         elif kind == "incarnation":
             self._new_incarnation(item.incarnation)
         elif kind == "look":
-            self._shell.outbox.put(e.RankToHost(looked=self._looked(item.look.id)))
+            self._context.outbox.put(e.RankToHost(looked=self._inspect(item.look.id)))
         elif kind == "link_speeds":
             self._links.learn(item.link_speeds)
         elif kind == "stop":
@@ -172,58 +172,58 @@ class StepLoop:
             self._submit(router, message.submit)
         elif kind == "cancel":
             request, attempt = RequestId(message.cancel.request), Attempt(message.cancel.attempt)
-            self._shell.requests.bury(request, attempt, self._shell.clock.now_s())
-            for tracked in self._shell.requests.attempts(request, attempt):
+            self._context.requests.add_tombstone(request, attempt, self._context.clock.now_s())
+            for tracked in self._context.requests.attempts(request, attempt):
                 self._cancel(tracked, message.cancel.reason)
         elif kind == "end_choices":
             self._end_choices(message.end_choices)
         elif kind == "audit":
-            report = audit.report(self._shell, self._role.name, self.claims(), message.audit.id)
-            self._shell.outbox.to_router(router, w.WorkerMessage(audit=report))
+            report = audit.report(self._context, self._role.name, self.claims(), message.audit.id)
+            self._context.outbox.to_router(router, w.WorkerMessage(audit=report))
         elif kind == "repair":
-            report = audit.repair(self._shell, self._role.name, self.claims(), message.repair)
-            self._shell.outbox.to_router(router, w.WorkerMessage(audit=report))
+            report = audit.repair(self._context, self._role.name, self.claims(), message.repair)
+            self._context.outbox.to_router(router, w.WorkerMessage(audit=report))
 
     def _submit(self, router: RouterId, message: w.Submit) -> None:
         request, attempt = RequestId(message.request), Attempt(message.attempt)
-        is_known = self._shell.requests.get(request_key(request, attempt)) is not None
-        if is_known or self._shell.requests.is_buried(request, attempt):
-            self._shell.count("submissions_dropped")
+        is_known = self._context.requests.get(request_key(request, attempt)) is not None
+        if is_known or self._context.requests.is_buried(request, attempt):
+            self._context.count("submissions_dropped")
             return
-        for older in self._shell.requests.attempts(request, Attempt(attempt - 1)):
+        for older in self._context.requests.attempts(request, Attempt(attempt - 1)):
             self._cancel(older, "superseded by a newer attempt")
         try:
             tracked = self._track(router, message)
-            self._shell.requests.add(tracked)
+            self._context.requests.add(tracked)
             if not self._exchange.begin(tracked, message):
                 self._role.submit(tracked, message)
-            self._shell.outbox.phase(tracked, Phase.QUEUED)
-            self._shell.count("requests_received")
+            self._context.outbox.phase(tracked, Phase.QUEUED)
+            self._context.count("requests_received")
         except TandemError as error:
-            self._shell.requests.remove(request_key(request, attempt))
-            self._shell.requests.bury(request, attempt, self._shell.clock.now_s())
-            self._shell.outbox.refused(router, request, attempt, error)
+            self._context.requests.remove(request_key(request, attempt))
+            self._context.requests.add_tombstone(request, attempt, self._context.clock.now_s())
+            self._context.outbox.refused(router, request, attempt, error)
 
     def _run(self, tracked: Tracked, message: w.Submit) -> None:
         """Run a request that has waited for blocks from elsewhere, with or without them."""
         try:
             self._role.submit(tracked, message)
         except TandemError as error:
-            self._shell.fail(tracked, error)
+            self._context.fail(tracked, error)
             return
         if tracked.ended_choices:  # meanwhile
             self._role.end_choices(tracked, frozenset(tracked.ended_choices))
 
     def _track(self, router: RouterId, message: w.Submit) -> Tracked:
-        now_s = self._shell.clock.now_s()
-        block_tokens = self._shell.engine.layout.groups[0].block_tokens
-        root = self._shell.hash_root(message.salt)
+        now_s = self._context.clock.now_s()
+        block_tokens = self._context.engine.layout.groups[0].block_tokens
+        root = self._context.hash_root(message.salt)
         prompt = prompt_from_wire(message)
         hashes = tuple(chain(root, prompt, block_tokens))
         if message.last_block_hash and hashes[-1:] != (message.last_block_hash,):
-            self._shell.count("prefix_hash_mismatches")
+            self._context.count("prefix_hash_mismatches")
         sampling = sampling_from_wire(message.sampling)
-        sampling.validate(self._shell.engine.vocab_size)  # one bad row would fail the whole step
+        sampling.validate(self._context.engine.vocab_size)  # one bad row would fail the whole step
         deadline_s = now_s + (message.timeout_s or MAX_REQUEST_S)
         return Tracked(
             router=router,
@@ -246,15 +246,15 @@ class StepLoop:
         )
 
     def _cancel(self, tracked: Tracked, reason: str) -> None:
-        if not self._shell.end(tracked):
+        if not self._context.end(tracked):
             return
         self._exchange.cancel(tracked)
         self._role.cancel(tracked, reason)
-        self._shell.outbox.failed(tracked, CancelledError("the request was cancelled", why=reason))
-        self._shell.count("requests_cancelled")
+        self._context.outbox.failed(tracked, CancelledError("the request was cancelled", why=reason))
+        self._context.count("requests_cancelled")
 
     def _end_choices(self, message: w.EndChoices) -> None:
-        tracked = self._shell.requests.get(request_key(message.request, message.attempt))
+        tracked = self._context.requests.get(request_key(message.request, message.attempt))
         if tracked is not None:
             count = tracked.engine_request.sampling.n
             choices = frozenset(choice for choice in message.choices if choice < count)
@@ -262,29 +262,29 @@ class StepLoop:
             self._role.end_choices(tracked, choices)
 
     def _expire(self, now_s: float) -> None:
-        for tracked in self._shell.requests.overdue(now_s):
+        for tracked in self._context.requests.overdue(now_s):
             self._give_up(tracked, DeadlineError("the request took too long", why="its deadline passed"))
 
     def _fail_unsent(self) -> None:
         """Fail requests with messages too large to send: their receivers would wait for ever."""
-        for unsent in self._shell.outbox.take_unsent():
-            self._shell.count("messages_too_large")
-            tracked = self._shell.requests.get(unsent.key)
+        for unsent in self._context.outbox.take_unsent():
+            self._context.count("messages_too_large")
+            tracked = self._context.requests.get(unsent.key)
             if tracked is not None:
                 self._give_up(tracked, unsent.error)
             elif unsent.router is not None:  # it was the last message for that router
-                self._shell.outbox.refused(unsent.router, unsent.request, unsent.attempt, unsent.error)
+                self._context.outbox.refused(unsent.router, unsent.request, unsent.attempt, unsent.error)
 
     def _give_up(self, tracked: Tracked, error: TandemError) -> None:
         self._exchange.cancel(tracked)
         self._role.cancel(tracked, error.why)
-        self._shell.end(tracked)
-        self._shell.outbox.failed(tracked, error)
+        self._context.end(tracked)
+        self._context.outbox.failed(tracked, error)
 
-    def _looked(self, number: int) -> e.Looked:
+    def _inspect(self, number: int) -> e.Looked:
         return e.Looked(
             id=number,
-            in_flight=len(self._shell.requests),
+            in_flight=len(self._context.requests),
             leases=len(self.claims()),
             is_idle=self.is_idle(),
             role=self._role.name.value,
@@ -293,13 +293,13 @@ class StepLoop:
     def _new_incarnation(self, begun: e.NewIncarnation) -> None:
         """The worker's lease had lapsed, or it takes another role: everything in flight belongs to the old
         incarnation."""
-        for tracked in self._shell.requests.all():
+        for tracked in self._context.requests.all():
             self._cancel(tracked, "the worker registered anew")
         self._exchange.new_incarnation()
         incarnation = Incarnation(begun.incarnation)
-        self._shell.incarnation = incarnation
-        self._shell.receiver.set_incarnation(incarnation)
-        self._shell.sender.set_incarnation(incarnation)
+        self._context.incarnation = incarnation
+        self._context.receiver.set_incarnation(incarnation)
+        self._context.sender.set_incarnation(incarnation)
         self._leaving = [role for role in self._leaving if not role.is_idle()]
         if begun.role:
             self._take_role(RoleName(begun.role))
@@ -311,7 +311,7 @@ class StepLoop:
             raise InternalError(f"this step loop cannot take the role {name.value}")
         if not self._role.is_idle():
             self._leaving.append(self._role)
-        self._role = self._create_role(name, self._shell)
+        self._role = self._create_role(name, self._context)
         event(_log, "role taken", role=name)
 
     # ---- a step ----------------------------------------------------------------------------------------------------
@@ -332,9 +332,9 @@ class StepLoop:
         """Run one step; False if there was nothing that could run."""
         self._pulse.begin_step()
         try:
-            result = self._shell.engine.step(self._on_layers if self._role.layer_hook is not None else None)
+            result = self._context.engine.step(self._on_layers if self._role.layer_hook is not None else None)
             if result.failed:
-                self._shell.engine.probe()
+                self._context.engine.probe()
         finally:
             self._pulse.end_step()
         self._meter.measure(result)
@@ -343,20 +343,20 @@ class StepLoop:
         else:  # it lapsed during the step
             event(_log, "tokens wait for the lease", logging.WARNING, tokens=len(result.outputs))
             self._deferred.append(result)
-        self._shell.last_step = (result.started_s, result.ended_s)
+        self._context.last_step = (result.started_s, result.ended_s)
         return bool(result.outputs or result.prefill_tokens or result.decode_tokens or result.failed)
 
     def _after_step(self, result: StepResult) -> None:
         for scores in result.prompt_logprobs:
-            tracked = self._shell.requests.get(scores.key)
+            tracked = self._context.requests.get(scores.key)
             if tracked is not None and scores.key not in result.failed:
-                self._shell.outbox.prompt_logprobs(tracked, scores)
+                self._context.outbox.prompt_logprobs(tracked, scores)
         self._time_prompts(result)
         self._role.after_step(result)
 
     def _time_prompts(self, result: StepResult) -> None:
         for part in result.prefilled:
-            tracked = self._shell.requests.get(part.key)
+            tracked = self._context.requests.get(part.key)
             if tracked is None:
                 continue
             tracked.computing_since_s = tracked.computing_since_s or result.started_s
@@ -364,21 +364,21 @@ class StepLoop:
                 tracked.phase_s = result.ended_s - tracked.computing_since_s
 
     def _has_lease(self) -> bool:
-        return self._pulse.has_lease(self._shell.clock.now_s(), self._shell.incarnation)
+        return self._pulse.has_lease(self._context.clock.now_s(), self._context.incarnation)
 
     # ---- what goes out ---------------------------------------------------------------------------------------------
 
     def _publish(self) -> None:
-        events = self._shell.engine.take_block_events()
+        events = self._context.engine.take_block_events()
         for first in range(0, len(events), MAX_EVENTS):  # a pool evicted all at once would not fit the ring
             part = events[first : first + MAX_EVENTS]
             message = e.BlockEvents(
                 events=[e.BlockEvent(group=b.group, hash=b.hash, is_removed=not b.is_stored) for b in part]
             )
-            self._shell.outbox.put(e.RankToHost(events=message))
+            self._context.outbox.put(e.RankToHost(events=message))
 
     def _report(self) -> None:
-        now_s = self._shell.clock.now_s()
+        now_s = self._context.clock.now_s()
         if now_s - self._last_report_s < REPORT_EVERY_S:
             return
         self._last_report_s = now_s
@@ -388,7 +388,7 @@ class StepLoop:
         data = report.SerializeToString(deterministic=True)
         if data != self._last_report:
             self._last_report = data
-            self._shell.outbox.put(e.RankToHost(load=report))
+            self._context.outbox.put(e.RankToHost(load=report))
 
 
 def _raise_if_lost(item: object) -> None:

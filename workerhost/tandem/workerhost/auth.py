@@ -40,7 +40,7 @@ class SecretInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
     def __init__(self, secret: ClusterSecret, me: Callable[[], Named]) -> None:
         self._checker, self._me = ProofChecker(secret), me
-        self._checks, self._watches = _Open(MAX_CHECKS), _Open(MAX_WATCHES)
+        self._checks, self._watches = _CallLimit(MAX_CHECKS), _CallLimit(MAX_WATCHES)
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
@@ -88,7 +88,7 @@ class SecretInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             await watch(await _asked(requests, context), context)
 
 
-class _Open:
+class _CallLimit:
     """Counts open calls of one kind."""
 
     def __init__(self, most: int) -> None:

@@ -27,7 +27,7 @@ from tandem.rpc.v1 import passing_pb2 as p
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.statestore.stores.link_speeds import LinkSpeedStore
 from tandem.workerhost.auth import MAX_CALLS, SecretInterceptor
-from tandem.workerhost.lifecycle import Steering
+from tandem.workerhost.lifecycle import WorkerLifecycle
 from tandem.workerhost.link_speed_sync import LinkShare
 from tandem.workerhost.membership import Membership
 from tandem.workerhost.peer_channels import PeerChannels
@@ -68,7 +68,7 @@ class WorkerHost:
         self._ranks = RankGroup(config, config_file, self._from_rank)
         self._service = WorkerService(self)
         self._membership = Membership(config, self._lease_granted, self._new_incarnation)
-        self._steering = Steering(self, MonotonicClock())
+        self._steering = WorkerLifecycle(self, MonotonicClock())
         self._links = LinkShare(host_id(), self.to_rank)
         self._watchdog = Watchdog(self._ranks, config.settings, self._stall)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]

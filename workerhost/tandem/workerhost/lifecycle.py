@@ -38,7 +38,7 @@ ANSWER_S = 1.0
 REGISTER_S = 2.0
 
 
-class Steered(Protocol):
+class LifecycleTarget(Protocol):
     """Interface of a worker's host for steering."""
 
     @property
@@ -60,10 +60,10 @@ class Steered(Protocol):
         """Become another incarnation with this role, ready for work. Raises UnavailableError with nothing changed."""
 
 
-class Steering:
+class WorkerLifecycle:
     """Belongs to the host's event loop: `run` follows the requests of `drain`, `uncordon` and `become`."""
 
-    def __init__(self, worker: Steered, clock: Clock) -> None:
+    def __init__(self, worker: LifecycleTarget, clock: Clock) -> None:
         self._worker, self._clock = worker, clock
         self._is_cordoned = False
         self._target: RoleName | None = None

@@ -18,7 +18,7 @@ from tandem.core.secret import ClusterSecret
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import passing_pb2 as p
 from tandem.rpc.v1 import worker_pb2 as w
-from tandem.workerhost.relay import Heard, from_peer, heard_from_peer
+from tandem.workerhost.relay import InboundMessage, from_peer, heard_from_peer
 from tandem.workerhost.send_queue import OutQueue
 from tandem.workerhost.server import Backend
 from tandem.workerhost.streams import CLOSED, HELLO_TIMEOUT_S, hello_refusal, peer_hello, run_stream, told
@@ -97,7 +97,7 @@ class PeerChannels:
         self._backend.to_rank(e.HostToRank(peer_gone=gone))
 
     async def _greet(
-        self, call: Any, incoming: AsyncIterator[Heard[w.PeerMessage]], incarnation: int, proof: CallProof
+        self, call: Any, incoming: AsyncIterator[InboundMessage[w.PeerMessage]], incarnation: int, proof: CallProof
     ) -> str:
         """Exchange proofs, then hellos; returns why the peer is refused, "" if it is not.
 
@@ -115,8 +115,8 @@ class PeerChannels:
             return f"it did not answer a hello within {HELLO_TIMEOUT_S:g} s"
         return CLOSED if answer is None else hello_refusal(answer.message.hello)
 
-    def _hear(self, worker: str, incarnation: int) -> Callable[[Heard[w.PeerMessage]], None]:
-        def handle(heard: Heard[w.PeerMessage]) -> None:
+    def _hear(self, worker: str, incarnation: int) -> Callable[[InboundMessage[w.PeerMessage]], None]:
+        def handle(heard: InboundMessage[w.PeerMessage]) -> None:
             if not heard.message.HasField("ping"):
                 self._backend.to_rank(from_peer(worker, incarnation, heard.data))
 

@@ -21,25 +21,25 @@ Said = TypeVar("Said", w.RouterMessage, w.PeerMessage)
 ForRank: TypeAlias = e.HostToRank | p.ToRank
 
 
-class Heard(NamedTuple, Generic[Said]):
+class InboundMessage(NamedTuple, Generic[Said]):
     """A message in parsed form, and the bytes that came."""
 
     message: Said
     data: bytes
 
 
-def heard_from_router(data: bytes) -> Heard[w.RouterMessage]:
+def heard_from_router(data: bytes) -> InboundMessage[w.RouterMessage]:
     """Raises DecodeError."""
-    return Heard(w.RouterMessage.FromString(data), data)
+    return InboundMessage(w.RouterMessage.FromString(data), data)
 
 
-def heard_from_peer(data: bytes) -> Heard[w.PeerMessage]:
+def heard_from_peer(data: bytes) -> InboundMessage[w.PeerMessage]:
     """Raises DecodeError."""
-    return Heard(w.PeerMessage.FromString(data), data)
+    return InboundMessage(w.PeerMessage.FromString(data), data)
 
 
 def handlers(stream: Callable[..., Any], peer: Callable[..., Any]) -> grpc.GenericRpcHandler[Any, Any]:
-    """The service `Worker`: both methods get an iterator of `Heard`, and write bytes."""
+    """The service `Worker`: both methods get an iterator of `InboundMessage`, and write bytes."""
     methods = {
         "Stream": grpc.stream_stream_rpc_method_handler(stream, request_deserializer=heard_from_router),
         "Peer": grpc.stream_stream_rpc_method_handler(peer, request_deserializer=heard_from_peer),

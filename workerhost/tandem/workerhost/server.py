@@ -17,7 +17,7 @@ from tandem.core.protocol_version import stream_refusal
 from tandem.core.version import release
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
-from tandem.workerhost.relay import ForRank, Heard, from_peer, from_router, handlers, joined
+from tandem.workerhost.relay import ForRank, InboundMessage, from_peer, from_router, handlers, joined
 from tandem.workerhost.send_queue import OutQueue
 from tandem.workerhost.streams import CLOSED, HELLO_TIMEOUT_S, hello_refusal, peer_hello, run_stream
 
@@ -88,7 +88,7 @@ class WorkerService:
         for peer in list(self._peers.values()):
             peer.close()
 
-    async def Stream(self, requests: AsyncIterator[Heard[w.RouterMessage]], context: Any) -> None:  # noqa: N802
+    async def Stream(self, requests: AsyncIterator[InboundMessage[w.RouterMessage]], context: Any) -> None:  # noqa: N802
         first = (await _hello(requests, context)).message
         if not first.HasField("hello") or not first.hello.router:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be a hello with an id")
@@ -105,7 +105,7 @@ class WorkerService:
         queue.put(self._last_load)
         self._heard[router] = self._state_sequence  # the hello carries it
 
-        def handle(heard: Heard[w.RouterMessage]) -> None:
+        def handle(heard: InboundMessage[w.RouterMessage]) -> None:
             if self._routers.get(router) is not queue:  # superseded: its requests are over
                 return
             if heard.message.HasField("ping"):
@@ -120,11 +120,11 @@ class WorkerService:
             except RequestTooLargeError as error:
                 queue.put(_refused(heard.message.submit, error).SerializeToString())
 
-        def handle_all(heard: Heard[w.RouterMessage]) -> None:
+        def handle_all(heard: InboundMessage[w.RouterMessage]) -> None:
             if not heard.message.HasField("batch"):
                 handle(heard)
             for one in heard.message.batch.messages:
-                handle(Heard(one, one.SerializeToString()))
+                handle(InboundMessage(one, one.SerializeToString()))
 
         event(_log, "router connected", router=router)
         why = CLOSED
@@ -142,7 +142,7 @@ class WorkerService:
                 self._backend.to_rank(e.HostToRank(router_gone=e.RouterGone(router=router)))
                 event(_log, "router gone", router=router, reason=why)
 
-    async def Peer(self, requests: AsyncIterator[Heard[w.PeerMessage]], context: Any) -> None:  # noqa: N802
+    async def Peer(self, requests: AsyncIterator[InboundMessage[w.PeerMessage]], context: Any) -> None:  # noqa: N802
         first = (await _hello(requests, context)).message
         info = self._backend.info
         hello = first.hello
@@ -160,7 +160,7 @@ class WorkerService:
             self._backend.to_rank(e.HostToRank(peer_gone=gone))
         queue.put(w.PeerMessage(hello=peer_hello(info, hello.incarnation)).SerializeToString())
 
-        def handle(heard: Heard[w.PeerMessage]) -> None:
+        def handle(heard: InboundMessage[w.PeerMessage]) -> None:
             if heard.message.HasField("ping"):
                 queue.put(w.PeerMessage(ping=heard.message.ping).SerializeToString())
             elif self._peers.get(peer) is queue:

@@ -50,7 +50,7 @@ OnText = Callable[[str, bool], object]
 
 
 @dataclass(slots=True)
-class Answer:
+class ChatAnswer:
     """The response received so far; moments are monotonic seconds, 0.0 = not yet."""
 
     id: str = ""
@@ -101,7 +101,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class ChatOptions:
     """Parameters of every question; None = the server's default. `timeout_s` bounds each silence."""
 
     model: str
@@ -126,7 +126,7 @@ class Asker:
     """Client of one endpoint. It opens a connection per question: an idle one may be closed at the other end."""
 
     url: str
-    wish: Wish
+    wish: ChatOptions
     headers: Mapping[str, str]
     target: Target
     _http: httpx.Client = field(init=False)
@@ -148,7 +148,7 @@ class Asker:
     ) -> None:
         self._http.close()
 
-    def ask(self, answer: Answer, messages: Sequence[Message], on_text: OnText) -> None:
+    def ask(self, answer: ChatAnswer, messages: Sequence[Message], on_text: OnText) -> None:
         """Write the whole response into `answer`, or the part received before a TandemError.
         Any exception in between, KeyboardInterrupt included, closes the connection, which ends the request."""
         has_begun = False
@@ -181,7 +181,7 @@ def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
             yield line.decode(errors="replace").rstrip("\r")
 
 
-def _read(lines: Iterable[str], answer: Answer, on_text: OnText) -> None:
+def _read(lines: Iterable[str], answer: ChatAnswer, on_text: OnText) -> None:
     """Read server-sent events, until the last one. Raises the error that a server sends, UnavailableError for no
     events."""
     for line in lines:
@@ -195,7 +195,7 @@ def _read(lines: Iterable[str], answer: Answer, on_text: OnText) -> None:
             _take(_json(data), answer, on_text)
 
 
-def _take(event: Mapping[str, Any], answer: Answer, on_text: OnText) -> None:
+def _take(event: Mapping[str, Any], answer: ChatAnswer, on_text: OnText) -> None:
     if isinstance(error := event.get("error"), dict):
         raise _error(str(error.get("code") or ""), 0, str(error.get("message") or "the answer failed"))
     answer.id, answer.model = str(event.get("id") or answer.id), str(event.get("model") or answer.model)

@@ -46,7 +46,7 @@ def chat(
 ) -> None:
     """Talk to a model in this terminal, or get one answer: to PROMPT, or to what the standard input holds where it is
     no terminal."""
-    from tandem.clusterctl.chat.client import Answer, Asker, Wish
+    from tandem.clusterctl.chat.client import Asker, ChatAnswer, ChatOptions
     from tandem.clusterctl.chat.conversation import Conversation
     from tandem.clusterctl.chat.printer import say_answer, say_figures
     from tandem.clusterctl.chat.session import Talk
@@ -57,7 +57,7 @@ def chat(
     question = _question(prompt, output)
     url = flags.address()
     target, headers = Target.of(url, CHAT), flags.headers()
-    wish = Wish(
+    wish = ChatOptions(
         model=flags.model or first_model(url, headers, target.tls),
         temperature=flags.temperature,
         max_tokens=flags.max_tokens,
@@ -70,7 +70,7 @@ def chat(
     with Asker(url, wish, headers, target) as asker:
         if question is None:
             raise typer.Exit(Talk(asker, conversation, is_quiet=flags.quiet).run())
-        answer = Answer()
+        answer = ChatAnswer()
         messages = conversation.messages(question)
         if output.is_document:
             asker.ask(answer, messages, lambda text, is_thought: None)

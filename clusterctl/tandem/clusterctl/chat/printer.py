@@ -7,7 +7,7 @@ import sys
 from rich.console import Console
 from rich.text import Text
 
-from tandem.clusterctl.chat.client import Answer, Asker
+from tandem.clusterctl.chat.client import Asker, ChatAnswer
 from tandem.clusterctl.chat.conversation import Message
 from tandem.clusterctl.chat.statistics import line_of
 
@@ -15,7 +15,7 @@ _UNSHOWN = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(12
 """Characters that a terminal obeys: a model may write any."""
 
 
-def say_answer(asker: Asker, answer: Answer, messages: list[Message]) -> None:
+def say_answer(asker: Asker, answer: ChatAnswer, messages: list[Message]) -> None:
     """Print the text as it arrives; reasoning only on a terminal, dim. Ends the last line even if an exception is
     raised."""
     teller = _Teller()
@@ -25,7 +25,7 @@ def say_answer(asker: Asker, answer: Answer, messages: list[Message]) -> None:
         teller.end()
 
 
-def say_figures(answer: Answer) -> None:
+def say_figures(answer: ChatAnswer) -> None:
     """Print the line on the standard error, dim on a terminal."""
     if line := line_of(answer.record()):
         sys.stdout.flush()

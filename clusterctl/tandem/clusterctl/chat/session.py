@@ -6,14 +6,14 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tandem.clusterctl.chat.client import Answer, Asker
+from tandem.clusterctl.chat.client import Asker, ChatAnswer
 from tandem.clusterctl.chat.conversation import Conversation
 from tandem.clusterctl.chat.printer import say_answer, say_figures
 from tandem.clusterctl.exit_codes import Exit
 from tandem.clusterctl.output import note
 from tandem.clusterctl.suggestions import did_you_mean
 from tandem.core.errors import ConfigError, ContextLengthError, TandemError
-from tandem.core.paths import written_out
+from tandem.core.paths import expand_user
 
 PROMPT, MORE = "> ", ". "
 HELP = """\
@@ -83,7 +83,7 @@ class Talk:
         commands[word](rest.strip())
 
     def _answer(self, question: str) -> None:
-        answer = Answer()
+        answer = ChatAnswer()
         try:
             say_answer(self.asker, answer, self.conversation.messages(question))
         except KeyboardInterrupt:
@@ -104,7 +104,7 @@ class Talk:
     def _save(self, file: str) -> None:
         if not file:
             raise ConfigError("/save wants a file", todo="Write /save FILE")
-        path = written_out(file)
+        path = expand_user(file)
         self.conversation.save(path)
         note(f"written: {path}")
 

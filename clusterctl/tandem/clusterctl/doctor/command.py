@@ -14,7 +14,7 @@ from rich.console import Console
 from tandem.clusterctl.commands import command_app, examples
 from tandem.clusterctl.doctor import findings
 from tandem.clusterctl.doctor.cluster_checks import ClusterChecks
-from tandem.clusterctl.doctor.findings import Finding, Verdict
+from tandem.clusterctl.doctor.findings import CheckResult, Finding
 from tandem.clusterctl.doctor.gpus import Gpus
 from tandem.clusterctl.doctor.installation import Installation
 from tandem.clusterctl.doctor.machine import Machine
@@ -56,8 +56,8 @@ def doctor(
             note(f"{finding.check} …")
         found.append(dataclasses.asdict(finding))
     counts = {
-        "errors": sum(one["verdict"] == Verdict.ERROR for one in found),
-        "warnings": sum(one["verdict"] == Verdict.WARNING for one in found),
+        "errors": sum(one["verdict"] == CheckResult.ERROR for one in found),
+        "warnings": sum(one["verdict"] == CheckResult.WARNING for one in found),
     }
     output.show("Doctor", {**counts, "findings": found}, _show_trouble, wide=_show_all)
     if counts["errors"]:
@@ -114,9 +114,9 @@ def _events(admin: AdminClient) -> list[Record] | None:
 
 
 def _show_trouble(found: Record, console: Console) -> None:
-    shown = [one for one in found["findings"] if one["verdict"] in (Verdict.WARNING, Verdict.ERROR)]
+    shown = [one for one in found["findings"] if one["verdict"] in (CheckResult.WARNING, CheckResult.ERROR)]
     _lines(shown, console)
-    fine = sum(one["verdict"] == Verdict.OK for one in found["findings"])
+    fine = sum(one["verdict"] == CheckResult.OK for one in found["findings"])
     say(
         console,
         f"{found['errors']} errors, {found['warnings']} warnings; {fine} checks found nothing (-o wide shows them)",

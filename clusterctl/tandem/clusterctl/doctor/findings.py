@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Verdict(StrEnum):
+class CheckResult(StrEnum):
     OK = "ok"
     WARNING = "warning"
     """It works now, but may fail later, or is slower than it could be."""
@@ -22,7 +22,7 @@ class Finding:
     """One result of a check. `fix`: what to do, "" where there is nothing to do."""
 
     check: str
-    verdict: Verdict
+    verdict: CheckResult
     what: str
     fix: str = ""
 
@@ -31,19 +31,19 @@ Check = Callable[[], Iterable[Finding]]
 
 
 def ok(check: str, what: str) -> Finding:
-    return Finding(check, Verdict.OK, what)
+    return Finding(check, CheckResult.OK, what)
 
 
 def warning(check: str, what: str, fix: str) -> Finding:
-    return Finding(check, Verdict.WARNING, what, fix)
+    return Finding(check, CheckResult.WARNING, what, fix)
 
 
 def error(check: str, what: str, fix: str) -> Finding:
-    return Finding(check, Verdict.ERROR, what, fix)
+    return Finding(check, CheckResult.ERROR, what, fix)
 
 
 def skipped(check: str, what: str) -> Finding:
-    return Finding(check, Verdict.SKIPPED, what)
+    return Finding(check, CheckResult.SKIPPED, what)
 
 
 def run(

@@ -14,7 +14,7 @@ from tandem.controlplane.state_dir import StateDir
 from tandem.core import config_loader
 from tandem.core.config import ClusterConfig
 from tandem.core.errors import StartupError
-from tandem.core.paths import written_out
+from tandem.core.paths import expand_user
 
 _GATED = ("meta-llama/", "google/gemma", "mistralai/", "bigcode/starcoder", "CohereForAI/", "black-forest-labs/")
 """Prefixes of gated models: their files are given only after an agreement."""
@@ -84,7 +84,7 @@ class Installation:
     def hub_token(self) -> Iterator[Finding]:
         config = self.config()
         names = [model.path for model in (config.model, *config.models)]
-        gated = [name for name in names if name.startswith(_GATED) and not written_out(name).exists()]
+        gated = [name for name in names if name.startswith(_GATED) and not expand_user(name).exists()]
         if not gated:
             yield skipped("hub-token", "no model that is known to want one")
         elif self._has_token():

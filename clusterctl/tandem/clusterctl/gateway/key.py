@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from tandem.clusterctl import change_summary, rich_output
-from tandem.clusterctl.change_summary import Deed
+from tandem.clusterctl.change_summary import EffectKind
 from tandem.clusterctl.commands import command_app, examples
 from tandem.clusterctl.confirm import Consent
 from tandem.clusterctl.durations import duration_s
@@ -97,12 +97,12 @@ def revoke(
     change_summary.show_done(deeds, output, f"revoked {name}" if deeds else _already(name))
 
 
-def _created(wish: KeyWish, found: Record) -> list[Deed]:
+def _created(wish: KeyWish, found: Record) -> list[EffectKind]:
     what = [f"tenant {wish.tenant}", *(one.value for one in wish.scopes), *([wish.name] if wish.name else [])]
-    deeds = [Deed(deed="create", subject="a key", detail=", ".join(what))]
+    deeds = [EffectKind(deed="create", subject="a key", detail=", ".join(what))]
     if _lets_strangers_in(found):
         why = "refused from now on: it is the first key"
-        deeds.append(Deed(deed="set", subject="requests without a key", detail=why))
+        deeds.append(EffectKind(deed="set", subject="requests without a key", detail=why))
     return deeds
 
 
@@ -118,12 +118,12 @@ def _check_class(wish: KeyWish, found: Record) -> None:
         raise ConfigError(f"the SLO class {wish.slo[:80]!r} does not exist", why=why, todo="add it with `slo set`")
 
 
-def _revoked(name: str, found: Record) -> list[Deed]:
+def _revoked(name: str, found: Record) -> list[EffectKind]:
     """Return the change, none if it is revoked already; NotFoundError if it never was there."""
     row = next((row for row in found["keys"] if row["id"] == name), None)
     if row is not None:
         detail = ", ".join([f"tenant {row['tenant']}", *row["scopes"], *([row["name"]] if row["name"] else [])])
-        return [Deed(deed="revoke", subject=name, detail=detail)]
+        return [EffectKind(deed="revoke", subject=name, detail=detail)]
     if name in found.get("revoked", ()):
         return []
     raise _unknown(name)

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from tandem.clusterctl import change_summary
-from tandem.clusterctl.change_summary import Deed
+from tandem.clusterctl.change_summary import EffectKind
 from tandem.clusterctl.commands import command_app, examples
 from tandem.clusterctl.confirm import Consent
 from tandem.clusterctl.flags import Where, flagged
@@ -38,7 +38,7 @@ def policy(
             todo = did_you_mean(wanted, found["policies"]) or f"there are {', '.join(found['policies'])}"
             raise ConfigError(f"there is no policy {wanted[:40]!r}", todo=todo)
         change = f"{found['policy']} → {wanted}"
-        deeds = [Deed(deed="set", subject="policy", detail=change)] if wanted not in ("", found["policy"]) else []
+        deeds = [EffectKind(deed="set", subject="policy", detail=change)] if wanted not in ("", found["policy"]) else []
         if consent.dry_run and wanted:
             change_summary.show_would(deeds, output)
             return

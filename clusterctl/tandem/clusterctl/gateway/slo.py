@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from tandem.clusterctl import change_summary
-from tandem.clusterctl.change_summary import Deed
+from tandem.clusterctl.change_summary import EffectKind
 from tandem.clusterctl.commands import command_app, examples
 from tandem.clusterctl.confirm import Consent
 from tandem.clusterctl.flags import Where, flagged
@@ -69,13 +69,13 @@ def _check(name: str, promises: Mapping[str, float | None]) -> None:
             raise ConfigError(f"{flag} is {seconds:g}", todo="Use 0 (nothing is promised) or more seconds")
 
 
-def _deeds(before: Record | None, after: Record) -> list[Deed]:
+def _deeds(before: Record | None, after: Record) -> list[EffectKind]:
     """Return the changes; none if the class promises this already."""
     if before == after:
         return []
     if before is None:
-        return [Deed(deed="create", subject=f"class {after['slo']}", detail=_promises(after))]
-    return [Deed(deed="set", subject=f"class {after['slo']}", detail=f"{_promises(before)} → {_promises(after)}")]
+        return [EffectKind(deed="create", subject=f"class {after['slo']}", detail=_promises(after))]
+    return [EffectKind(deed="set", subject=f"class {after['slo']}", detail=f"{_promises(before)} → {_promises(after)}")]
 
 
 def _promises(row: Record) -> str:

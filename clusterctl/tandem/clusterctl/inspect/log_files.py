@@ -18,7 +18,7 @@ LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogRecord:
+class ParsedRecord:
     """One record, with the lines that follow it. Output of a process without a time has the time of the output before
     it, "" if there was none, and no level."""
 
@@ -29,7 +29,7 @@ class LogRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class LogFilter:
     """Filter of records: from `since` (ISO, UTC) on, of `level` or worse, that name `request` or the request of one of
     its prompts (`request`-0, -1 …); "" = all."""
 
@@ -37,7 +37,7 @@ class Wanted:
     level: str = ""
     request: str = ""
 
-    def takes(self, record: LogRecord) -> bool:
+    def takes(self, record: ParsedRecord) -> bool:
         if self.since and record.time < self.since:
             return False
         if self.level and _severity(record.level) < _severity(self.level):
@@ -51,7 +51,7 @@ def members(folder: Path) -> list[str]:
     return sorted({path.name.partition(".log")[0] for path in folder.glob("*.log*")})
 
 
-def records(folder: Path, who: Collection[str]) -> Iterator[LogRecord]:
+def records(folder: Path, who: Collection[str]) -> Iterator[ParsedRecord]:
     """Yield all records of these members, in the order of time."""
     return merge(*(_of_member(folder, member) for member in who), key=lambda record: record.time)
 
@@ -72,7 +72,7 @@ class Tail:
             found = self.path.stat()
             self._inode, self._position = found.st_ino, found.st_size
 
-    def read(self) -> list[LogRecord]:
+    def read(self) -> list[ParsedRecord]:
         """Return the records completed by whole lines since the last call."""
         try:
             found = self.path.stat()
@@ -91,7 +91,7 @@ class Tail:
         return made
 
 
-def _of_member(folder: Path, member: str) -> Iterator[LogRecord]:
+def _of_member(folder: Path, member: str) -> Iterator[ParsedRecord]:
     return _parsed(member, _lines(folder / f"{member}.log.1", folder / f"{member}.log"), "")
 
 
@@ -103,9 +103,9 @@ def _lines(*paths: Path) -> Iterator[str]:
                     yield line.rstrip("\n")
 
 
-def _parsed(member: str, lines: Iterable[str], time: str) -> Iterator[LogRecord]:
+def _parsed(member: str, lines: Iterable[str], time: str) -> Iterator[ParsedRecord]:
     """Lines that begin with blanks belong to the record before them."""
-    last: LogRecord | None = None
+    last: ParsedRecord | None = None
     for line in lines:
         if last is not None and line[:1].isspace():
             last = replace(last, text=f"{last.text}\n{line}")
@@ -115,7 +115,7 @@ def _parsed(member: str, lines: Iterable[str], time: str) -> Iterator[LogRecord]
         match = _RECORD.fullmatch(line)
         found = (match["time"], match["level"], match["text"]) if match else logs.read(line)
         time, level, text = found or (time, "", line)
-        last = LogRecord(member=member, time=time, level=level, text=text)
+        last = ParsedRecord(member=member, time=time, level=level, text=text)
     if last is not None:
         yield last
 

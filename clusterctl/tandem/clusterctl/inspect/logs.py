@@ -15,7 +15,7 @@ import typer
 from tandem.clusterctl.commands import command_app, examples
 from tandem.clusterctl.durations import duration_s
 from tandem.clusterctl.flags import flagged
-from tandem.clusterctl.inspect.log_files import LEVELS, LogRecord, Tail, Wanted, members, records
+from tandem.clusterctl.inspect.log_files import LEVELS, LogFilter, ParsedRecord, Tail, members, records
 from tandem.clusterctl.output import Output, Record, note
 from tandem.clusterctl.paths import find_state
 from tandem.clusterctl.suggestions import did_you_mean
@@ -44,7 +44,7 @@ def logs(
 ) -> None:
     """Show what the processes of a cluster on this machine have logged, in the order of time. Workers on other machines
     keep their logs there; they are named on stderr."""
-    wanted = Wanted(since=moment(since, time.time()), level=_level(level), request=request_id)
+    wanted = LogFilter(since=moment(since, time.time()), level=_level(level), request=request_id)
     state = find_state(name, state_dir)
     folder, away = state.log_dir, elsewhere(state)
     who = _chosen(folder, member, away)
@@ -148,7 +148,7 @@ def _chosen(folder: Path, member: str, away: Mapping[str, str]) -> Sequence[str]
     return found
 
 
-def _print(output: Output, record: LogRecord) -> None:
+def _print(output: Output, record: ParsedRecord) -> None:
     output.stream("LogRecord", dataclasses.asdict(record), _line)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from tandem.clusterctl import change_summary
-from tandem.clusterctl.change_summary import Deed
+from tandem.clusterctl.change_summary import EffectKind
 from tandem.clusterctl.commands import command_app, examples
 from tandem.clusterctl.confirm import Consent
 from tandem.clusterctl.flags import Where, flagged
@@ -45,9 +45,9 @@ def down(
     change_summary.show_done(deeds, output, "stopped")
 
 
-def _deeds(status: Record) -> list[Deed]:
+def _deeds(status: Record) -> list[EffectKind]:
     """Return the end of the cluster and of each of its workers."""
     router, admission = status.get("router", {}), status.get("admission", {})
     busy = f"{router.get('in_flight', 0)} requests in flight, {admission.get('waiting', 0)} waiting"
-    workers = [Deed(deed="stop", subject=row["worker"], detail=row.get("role", "")) for row in status["workers"]]
-    return [Deed(deed="stop", subject=f"cluster {status['cluster']}", detail=busy), *workers]
+    workers = [EffectKind(deed="stop", subject=row["worker"], detail=row.get("role", "")) for row in status["workers"]]
+    return [EffectKind(deed="stop", subject=f"cluster {status['cluster']}", detail=busy), *workers]

@@ -14,7 +14,7 @@ from tandem.clusterctl.exit_codes import Exit
 from tandem.clusterctl.flags import flagged
 from tandem.clusterctl.output import Output, Record, note
 from tandem.core.errors import ConfigError, UnavailableError
-from tandem.core.paths import written_out
+from tandem.core.paths import expand_user
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,7 +50,7 @@ def join(
     from tandem.controlplane.environment import Environment
     from tandem.controlplane.gpu_memory import count
     from tandem.controlplane.ray.launcher import check_installed
-    from tandem.controlplane.ray.node import Node, NodeConfig, told_by_signals
+    from tandem.controlplane.ray.node import NodeConfig, RayNodeProcess, told_by_signals
 
     check_installed()
     _check(address, token_file)
@@ -61,7 +61,7 @@ def join(
         cpus=cpus or environment.cores,
         gpus=count() if gpus < 0 else gpus,
         hardware=hardware,
-        token_file=str(written_out(token_file).absolute()) if token_file else "",
+        token_file=str(expand_user(token_file).absolute()) if token_file else "",
         state_root=str(environment.state_root),
     )
     given = f"{config.cpus} CPU{f', {config.gpus} GPU' if config.gpus else ''} of class {hardware}"
@@ -71,7 +71,7 @@ def join(
     if output.is_document:
         raise ConfigError(f"--output is {output.format}", why="only --dry-run prints a document", todo="Leave it out")
     _tell(f"joining {address}")
-    node = Node(
+    node = RayNodeProcess(
         config,
         on_start=lambda ours: print(f"joined {address} as {ours or host}: {given}; Ctrl-C leaves", flush=True),
         on_trouble=_tell,
@@ -106,7 +106,7 @@ def _check(address: str, token_file: Path | None) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise ConfigError(f"{address!r} is no address", todo="Use HOST:PORT, such as 10.0.0.1:6380")
-    if token_file is not None and not written_out(token_file).is_file():
+    if token_file is not None and not expand_user(token_file).is_file():
         raise ConfigError(f"there is no token file {token_file}", todo="Copy it from the machine of the head")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()

@@ -14,7 +14,7 @@ from tandem.core import config_loader
 from tandem.core.config import Anonymous, ClusterConfig, Disaggregation, LauncherName
 from tandem.core.errors import ConfigError
 from tandem.core.kv_compatibility import ALWAYS_BYTES_PER_S
-from tandem.core.paths import unwritable, written_out
+from tandem.core.paths import expand_user, unwritable
 
 _SIZES = ("--kv-memory", "--prefill-kv-memory", "--decode-kv-memory")
 _FILES = ("--tls-cert", "--tls-key", "--ray-token-file")
@@ -165,7 +165,7 @@ def _with(config: ClusterConfig, setting: str, value: Any) -> ClusterConfig:
 def _value(flag: str, given: Any) -> Any:
     """Return the given value as the configuration has it."""
     if flag in _FILES and given:  # they are named from here; the router may run elsewhere
-        return str(written_out(given).absolute())
+        return str(expand_user(given).absolute())
     if flag == "--wire-codec-below" and given == "always":
         return ALWAYS_BYTES_PER_S
     if flag in _SIZES and given == "auto":

@@ -30,7 +30,7 @@ _LEAD_S = 0.1
 
 
 @dataclass(slots=True)
-class Answer:
+class TimedAnswer:
     """The arrival time of each token (monotonic seconds). `due_s` is when it should have been sent, so that late
     sending counts as waiting. One event is one token, but for the rare ones that wait for the rest of a character."""
 
@@ -85,9 +85,9 @@ class Target:
 
 async def complete(
     target: Target, body: dict[str, Any], due_s: float, timeout_s: float, headers: Mapping[str, str] = _NONE
-) -> Answer:
+) -> TimedAnswer:
     """POST with stream; never raises, an error is part of the answer."""
-    answer = Answer(due_s)
+    answer = TimedAnswer(due_s)
     try:
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_connection(target.host, target.port, limit=1 << 20, ssl=target.tls)
@@ -107,7 +107,7 @@ async def _talk(
     writer: asyncio.StreamWriter,
     target: Target,
     body: dict[str, Any],
-    answer: Answer,
+    answer: TimedAnswer,
     headers: Mapping[str, str],
 ) -> None:
     data = json.dumps(body).encode()
@@ -160,7 +160,7 @@ def _reason(rest: bytes) -> str:
         return " ".join(body.decode(errors="replace").split())[-400:]
 
 
-def _look_into(answer: Answer, lines: Sequence[bytes]) -> None:
+def _look_into(answer: TimedAnswer, lines: Sequence[bytes]) -> None:
     """Keep the times of events that carry readable text, and the usage."""
     times = answer.token_s
     answer.token_s = []
@@ -183,13 +183,13 @@ class Due:
 
 
 async def send_all(
-    target: Target, plan: Sequence[Due], timeout_s: float, on_end: Callable[[Answer], object] = lambda answer: None
-) -> list[Answer]:
+    target: Target, plan: Sequence[Due], timeout_s: float, on_end: Callable[[TimedAnswer], object] = lambda answer: None
+) -> list[TimedAnswer]:
     """Send every request when it is due; return their answers in the order of the plan. `on_end` gets each as it
     ends."""
     start_s = time.monotonic() + _LEAD_S
 
-    async def one(due: Due) -> Answer:
+    async def one(due: Due) -> TimedAnswer:
         await asyncio.sleep(max(0.0, start_s + due.at_s - time.monotonic()))
         answer = await complete(target, due.body, start_s + due.at_s, timeout_s, due.headers)
         on_end(answer)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tandem.clusterctl.loadgen.client import Answer
+from tandem.clusterctl.loadgen.client import TimedAnswer
 from tandem.clusterctl.loadgen.results import Slo, tpot_s
-from tandem.controlplane.simulator.traces import Trace
+from tandem.controlplane.simulator.traces import RequestLog
 
 
-def save(path: Path, title: str, trace: Trace, answers: Sequence[Answer], slo: Slo) -> None:
+def save(path: Path, title: str, trace: RequestLog, answers: Sequence[TimedAnswer], slo: Slo) -> None:
     """Save three plots side by side; raises OSError."""
     from matplotlib.figure import Figure  # draws into files and needs no display
 

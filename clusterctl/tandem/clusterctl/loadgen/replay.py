@@ -12,7 +12,7 @@ from tandem.clusterctl.commands import command_app, examples
 from tandem.clusterctl.flags import flagged
 from tandem.clusterctl.loadgen.run import SendFlags, drive
 from tandem.clusterctl.output import Output
-from tandem.controlplane.simulator.traces import Trace, read
+from tandem.controlplane.simulator.traces import RequestLog, read
 from tandem.core.errors import ConfigError
 
 app = command_app()
@@ -48,5 +48,5 @@ def replay(
     drive(flags, output, "Replay", found)
 
 
-def _limited(trace: Trace, limit: int) -> Trace:
+def _limited(trace: RequestLog, limit: int) -> RequestLog:
     return dataclasses.replace(trace, requests=trace.requests[:limit]) if limit > 0 else trace

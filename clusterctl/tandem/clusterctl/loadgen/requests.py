@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem.clusterctl.loadgen.client import Due
-from tandem.controlplane.simulator.traces import Trace, TraceRequest
+from tandem.controlplane.simulator.traces import RequestLog, TraceRequest
 
 _FIRST_TOKEN, _LAST_TOKEN = 300, 4000
 """Ids that every vocabulary has, and that are no control tokens in any we know."""
@@ -16,7 +16,7 @@ _WORDS = ("river", "stone", "cloud", "paper", "green", "seven", "music", "table"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
+class RequestForm:
     """Format of requests. `is_chat`: messages of words, where others have token ids; about a token a word."""
 
     model: str
@@ -25,7 +25,7 @@ class Form:
     headers: Mapping[str, str]
 
 
-def poisson(*, requests: int, rate: float, prompts: Sequence[int], outputs: Sequence[int], seed: int) -> Trace:
+def poisson(*, requests: int, rate: float, prompts: Sequence[int], outputs: Sequence[int], seed: int) -> RequestLog:
     """Make requests with Poisson arrivals at `rate` a second, each with one of these lengths; nothing is shared."""
     dice = random.Random(seed)  # noqa: S311 - no secrets
     made, at_s = [], 0.0
@@ -34,10 +34,10 @@ def poisson(*, requests: int, rate: float, prompts: Sequence[int], outputs: Sequ
             TraceRequest(arrival_s=at_s, prompt_tokens=dice.choice(prompts), output_tokens=dice.choice(outputs))
         )
         at_s += dice.expovariate(rate)
-    return Trace(name=f"poisson-{seed}", requests=tuple(made))
+    return RequestLog(name=f"poisson-{seed}", requests=tuple(made))
 
 
-def plan_of(trace: Trace, form: Form, seed: int) -> list[Due]:
+def plan_of(trace: RequestLog, form: RequestForm, seed: int) -> list[Due]:
     """Return the requests as bodies. Blocks that are equal in the trace are equal here."""
     return [
         Due(request.arrival_s, _body(request, trace, form, f"{seed}/{number}"), form.headers)
@@ -45,7 +45,7 @@ def plan_of(trace: Trace, form: Form, seed: int) -> list[Due]:
     ]
 
 
-def _body(request: TraceRequest, trace: Trace, form: Form, own: str) -> dict[str, Any]:
+def _body(request: TraceRequest, trace: RequestLog, form: RequestForm, own: str) -> dict[str, Any]:
     tokens = _tokens(request, trace.block_tokens, own)
     body: dict[str, Any] = {
         "model": form.model,

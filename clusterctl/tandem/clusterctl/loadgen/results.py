@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tandem.clusterctl.loadgen.client import Answer
-from tandem.controlplane.simulator.traces import Trace
+from tandem.clusterctl.loadgen.client import TimedAnswer
+from tandem.controlplane.simulator.traces import RequestLog
 
 PERCENTILES = (50, 90, 95, 99)
 _BUCKETS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
@@ -25,7 +25,7 @@ class Slo:
     itl_s: float = 0.0
     least_share: float = 0.0
 
-    def is_kept(self, answer: Answer) -> bool:
+    def is_kept(self, answer: TimedAnswer) -> bool:
         if answer.error or not answer.token_s:
             return False
         if self.ttft_s and answer.ttft_s > self.ttft_s:
@@ -34,14 +34,14 @@ class Slo:
         return not (self.itl_s and tpot is not None and tpot > self.itl_s)
 
 
-def tpot_s(answer: Answer) -> float | None:
+def tpot_s(answer: TimedAnswer) -> float | None:
     """Return the mean seconds for a token after the first; None for an answer of one."""
     if len(answer.token_s) < 2:
         return None
     return (answer.token_s[-1] - answer.token_s[0]) / (len(answer.token_s) - 1)
 
 
-def report(trace: Trace, answers: Sequence[Answer], slo: Slo) -> dict[str, Any]:
+def report(trace: RequestLog, answers: Sequence[TimedAnswer], slo: Slo) -> dict[str, Any]:
     """Return the figures of a load as plain values. Latencies in seconds, from when a request was due."""
     good = [answer for answer in answers if not answer.error and answer.token_s]
     kept = sum(slo.is_kept(answer) for answer in answers)
@@ -86,7 +86,7 @@ def percentiles(seconds: Sequence[float]) -> dict[str, float] | None:
     return {"mean": _round(statistics.fmean(seconds)), **found, "max": _round(max(seconds))}
 
 
-def _by_prompt(trace: Trace, answers: Sequence[Answer]) -> list[dict[str, Any]]:
+def _by_prompt(trace: RequestLog, answers: Sequence[TimedAnswer]) -> list[dict[str, Any]]:
     """Return one row for each range of prompt lengths: up to so many tokens, more than the row before."""
     rows: dict[int, list[float]] = {}
     for request, answer in zip(trace.requests, answers, strict=True):
@@ -99,7 +99,7 @@ def _by_prompt(trace: Trace, answers: Sequence[Answer]) -> list[dict[str, Any]]:
     ]
 
 
-def _errors(answers: Sequence[Answer]) -> list[dict[str, Any]]:
+def _errors(answers: Sequence[TimedAnswer]) -> list[dict[str, Any]]:
     """Return the ten most frequent, shortened."""
     counts = Counter(
         (answer.error or "no token came")[:200] for answer in answers if answer.error or not answer.token_s
@@ -107,12 +107,12 @@ def _errors(answers: Sequence[Answer]) -> list[dict[str, Any]]:
     return [{"error": error, "requests": count} for error, count in counts.most_common(10)]
 
 
-def _output_tokens(answer: Answer) -> int:
+def _output_tokens(answer: TimedAnswer) -> int:
     said = (answer.usage or {}).get("completion_tokens")
     return int(said) if said else len(answer.token_s)
 
 
-def _gaps(answer: Answer) -> list[float]:
+def _gaps(answer: TimedAnswer) -> list[float]:
     return [b - a for a, b in zip(answer.token_s, answer.token_s[1:], strict=False)]
 
 

@@ -18,13 +18,13 @@ from tandem.clusterctl import out_files, rich_output
 from tandem.clusterctl.endpoint import EndpointFlags, first_model
 from tandem.clusterctl.exit_codes import Exit
 from tandem.clusterctl.loadgen import plots
-from tandem.clusterctl.loadgen.client import CHAT, COMPLETIONS, Answer, Due, Target, send_all
-from tandem.clusterctl.loadgen.requests import Form, plan_of
+from tandem.clusterctl.loadgen.client import CHAT, COMPLETIONS, Due, Target, TimedAnswer, send_all
+from tandem.clusterctl.loadgen.requests import RequestForm, plan_of
 from tandem.clusterctl.loadgen.results import PERCENTILES, Slo, report
 from tandem.clusterctl.output import Output, Record, document, note
 from tandem.clusterctl.progress import progress_bar
 from tandem.clusterctl.rich_output import say
-from tandem.controlplane.simulator.traces import Trace
+from tandem.controlplane.simulator.traces import RequestLog
 from tandem.core.errors import ConfigError, UnavailableError
 
 _ROWS = {"ttft_s": "TTFT", "tpot_s": "TPOT", "itl_s": "ITL", "e2e_s": "END TO END", "sent_late_s": "SENT LATE"}
@@ -60,7 +60,7 @@ class SendFlags(EndpointFlags):
         return Slo(ttft_s=self.ttft, itl_s=self.itl, least_share=self.attain)
 
 
-def drive(flags: SendFlags, output: Output, kind: str, trace: Trace) -> None:
+def drive(flags: SendFlags, output: Output, kind: str, trace: RequestLog) -> None:
     """Send the trace, show and write the results. Ends with 8 if the SLO was not kept, 1 if there was no response at
     all."""
     slo = flags.slo()
@@ -71,7 +71,7 @@ def drive(flags: SendFlags, output: Output, kind: str, trace: Trace) -> None:
     url = flags.address()
     target = Target.of(url, CHAT if flags.chat else COMPLETIONS, is_strict=True)
     headers = flags.headers()
-    form = Form(
+    form = RequestForm(
         model=flags.model or first_model(url, headers, target.tls),
         is_chat=flags.chat,
         ignores_eos=flags.ignore_eos,
@@ -125,7 +125,7 @@ def show(found: Record, console: Console) -> None:
         say(console, f"failed {one['requests']} times: {one['error']}")
 
 
-def _run(target: Target, plan: Sequence[Due], timeout_s: float) -> list[Answer]:
+def _run(target: Target, plan: Sequence[Due], timeout_s: float) -> list[TimedAnswer]:
     done = itertools.count(1)
     with progress_bar("answered") as progress:
         return asyncio.run(send_all(target, plan, timeout_s, lambda answer: progress(next(done), len(plan))))

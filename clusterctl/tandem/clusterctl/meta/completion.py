@@ -12,7 +12,7 @@ from tandem.clusterctl.commands import COMPLETE_VAR, command_app, examples
 app = command_app()
 
 
-class Shell(StrEnum):
+class ShellName(StrEnum):
     BASH = "bash"
     ZSH = "zsh"
     FISH = "fish"
@@ -25,7 +25,7 @@ class Shell(StrEnum):
         "completion fish > ~/.config/fish/completions/clusterctl.fish",
     )
 )
-def completion(shell: Annotated[Shell, typer.Argument(help="Which shell.", metavar="SHELL")]) -> None:
+def completion(shell: Annotated[ShellName, typer.Argument(help="Which shell.", metavar="SHELL")]) -> None:
     """Print what makes a shell complete commands and flags."""
     from typer._completion_shared import get_completion_script
 

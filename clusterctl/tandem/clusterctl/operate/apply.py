@@ -28,7 +28,7 @@ _QUIET_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manner(Consent):
+class ApplyOptions(Consent):
     """Flags of every command that changes the desired state."""
 
     wait: Annotated[bool, typer.Option(help="Wait until the cluster is as wished.")] = True
@@ -38,7 +38,7 @@ class Manner(Consent):
 def carry_out(
     admin: AdminClient,
     wish: Mapping[str, Any],
-    manner: Manner,
+    manner: ApplyOptions,
     output: Output,
     current: Mapping[str, int] | None = None,
 ) -> None:
@@ -56,7 +56,7 @@ def carry_out(
     show_change(found, manner, output)
 
 
-def propose_until_written(admin: AdminClient, wish: Mapping[str, Any], manner: Manner) -> Record:
+def propose_until_written(admin: AdminClient, wish: Mapping[str, Any], manner: ApplyOptions) -> Record:
     """Propose, ask and write until it succeeds. The steps of a rollout change the record in between: the change agreed
     to is proposed again as long as it has the same effect."""
     agreed: list[str] | None = None
@@ -75,13 +75,13 @@ def propose_until_written(admin: AdminClient, wish: Mapping[str, Any], manner: M
                 raise
 
 
-def check(manner: Manner) -> None:
+def check(manner: ApplyOptions) -> None:
     """Raise ConfigError for a timeout that is not positive."""
     if not manner.timeout > 0:
         raise ConfigError(f"--timeout is {manner.timeout:g}", todo="Use more than 0 seconds")
 
 
-def show_change(found: Record, manner: Manner, output: Output) -> None:
+def show_change(found: Record, manner: ApplyOptions, output: Output) -> None:
     """Show the changes made, or those that would be made."""
     output.show("Change", {"is_dry_run": manner.dry_run, **found}, _view)
 

@@ -8,7 +8,7 @@ import typer
 
 from tandem.clusterctl.commands import command_app, examples
 from tandem.clusterctl.flags import Where, flagged
-from tandem.clusterctl.operate.apply import Manner, carry_out
+from tandem.clusterctl.operate.apply import ApplyOptions, carry_out
 from tandem.clusterctl.output import Output
 from tandem.core.lifecycle import RoleName
 
@@ -19,7 +19,7 @@ app = command_app()
 @flagged
 def flip(
     where: Where,
-    manner: Manner,
+    manner: ApplyOptions,
     output: Output,
     worker: Annotated[str, typer.Argument(metavar="WORKER", help="Such as decode-2.")],
     to: Annotated[RoleName, typer.Option("--to", help="The role that it takes.")],

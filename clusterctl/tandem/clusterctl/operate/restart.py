@@ -8,7 +8,7 @@ import typer
 
 from tandem.clusterctl.commands import command_app, examples
 from tandem.clusterctl.flags import Where, flagged
-from tandem.clusterctl.operate.apply import Manner, carry_out
+from tandem.clusterctl.operate.apply import ApplyOptions, carry_out
 from tandem.clusterctl.output import Output
 
 app = command_app()
@@ -18,7 +18,7 @@ app = command_app()
 @flagged
 def restart(
     where: Where,
-    manner: Manner,
+    manner: ApplyOptions,
     output: Output,
     worker: Annotated[str, typer.Argument(metavar="WORKER", help="Such as prefill-1.")],
 ) -> None:

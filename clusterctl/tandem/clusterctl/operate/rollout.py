@@ -10,7 +10,7 @@ from tandem.clusterctl.commands import command_app, examples
 from tandem.clusterctl.exit_codes import Exit
 from tandem.clusterctl.flags import Where, flagged
 from tandem.clusterctl.operate import rollout_view
-from tandem.clusterctl.operate.apply import Manner, check, propose_until_written, show_change
+from tandem.clusterctl.operate.apply import ApplyOptions, check, propose_until_written, show_change
 from tandem.clusterctl.output import Output
 from tandem.core.errors import ConfigError
 
@@ -29,7 +29,7 @@ Current = Annotated[str, typer.Option(help="Only if the workers are of this revi
 @flagged
 def start(
     where: Where,
-    manner: Manner,
+    manner: ApplyOptions,
     output: Output,
     model_path: Annotated[str, typer.Option(help="Folder with the model's files, where workers run.")] = "",
     set: Annotated[
@@ -88,7 +88,9 @@ def status(
 
 @app.command(epilog=examples("rollout pause", "rollout pause --yes"))
 @flagged
-def pause(where: Where, manner: Manner, output: Output, model: Model = "", current_revision: Current = "") -> None:
+def pause(
+    where: Where, manner: ApplyOptions, output: Output, model: Model = "", current_revision: Current = ""
+) -> None:
     """Leave a rollout where it is: workers of both revisions go on. Workers that are starting or leaving finish
     that."""
     _carry_out(where, manner, output, "pause", model, {"current_revision": current_revision})
@@ -96,20 +98,22 @@ def pause(where: Where, manner: Manner, output: Output, model: Model = "", curre
 
 @app.command(epilog=examples("rollout resume", "rollout resume --yes --no-wait"))
 @flagged
-def resume(where: Where, manner: Manner, output: Output, model: Model = "", current_revision: Current = "") -> None:
+def resume(
+    where: Where, manner: ApplyOptions, output: Output, model: Model = "", current_revision: Current = ""
+) -> None:
     """Let a rollout go on, after a pause or after it has stopped by itself, and wait until it is over."""
     _carry_out(where, manner, output, "resume", model, {"current_revision": current_revision})
 
 
 @app.command(epilog=examples("rollout undo", "rollout undo --yes --timeout 120"))
 @flagged
-def undo(where: Where, manner: Manner, output: Output, model: Model = "", current_revision: Current = "") -> None:
+def undo(where: Where, manner: ApplyOptions, output: Output, model: Model = "", current_revision: Current = "") -> None:
     """Go back to the revision before, half way or afterwards, and wait until all workers are of it.
     A second call changes nothing."""
     _carry_out(where, manner, output, "undo", model, {"current_revision": current_revision})
 
 
-def _carry_out(where: Where, manner: Manner, output: Output, step: str, model: str, more: dict[str, Any]) -> None:
+def _carry_out(where: Where, manner: ApplyOptions, output: Output, step: str, model: str, more: dict[str, Any]) -> None:
     check(manner)
     wish = {"verb": "rollout", "step": step, "model": model, **more}
     with where.client() as admin:

@@ -8,7 +8,7 @@ import typer
 
 from tandem.clusterctl.commands import command_app, examples
 from tandem.clusterctl.flags import Where, flagged
-from tandem.clusterctl.operate.apply import Manner, carry_out
+from tandem.clusterctl.operate.apply import ApplyOptions, carry_out
 from tandem.clusterctl.output import Output
 from tandem.core.errors import ConfigError
 
@@ -25,7 +25,7 @@ app = command_app()
 @flagged
 def scale(
     where: Where,
-    manner: Manner,
+    manner: ApplyOptions,
     output: Output,
     prefill: Annotated[int | None, typer.Option(help="Prefill workers.", min=0)] = None,
     decode: Annotated[int | None, typer.Option(help="Decode workers.", min=0)] = None,

@@ -14,7 +14,7 @@ from tandem.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from tandem.controlplane.simulator.calibration import Calibration
-    from tandem.controlplane.simulator.traces import Trace
+    from tandem.controlplane.simulator.traces import RequestLog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class LoadFlags:
     def promise(self) -> SloSection:
         return SloSection(ttft_s=_least(self.slo_ttft, "--slo-ttft"), itl_s=_least(self.slo_itl, "--slo-itl"))
 
-    def requests(self, count: int) -> Trace:
+    def requests(self, count: int) -> RequestLog:
         """Return the trace, or `count` made-up requests. ConfigError if neither is given, or both are."""
         from tandem.controlplane.simulator import traces
         from tandem.controlplane.simulator.workloads import varied

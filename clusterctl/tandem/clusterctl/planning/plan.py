@@ -25,9 +25,9 @@ from tandem.core.link_speed import rate
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tandem.controlplane.planner.offline import Kind, Offer
-    from tandem.controlplane.planner.records import Rates, Seen
-    from tandem.controlplane.simulator.traces import Trace
+    from tandem.controlplane.planner.offline import Offer, WorkerKind
+    from tandem.controlplane.planner.records import ObservedRequest, Rates
+    from tandem.controlplane.simulator.traces import RequestLog
 
 _MADE_UP, _MOST = 1000, 1500
 """Number of made-up requests, and of those of a trace that are examined."""
@@ -90,7 +90,7 @@ def plan(
     if live:
         live_plan.show(where, output)
         return
-    from tandem.controlplane.planner.offline import Search, Wanted
+    from tandem.controlplane.planner.offline import PlanTargets, Search
 
     for flag, value in (("--target", target), ("--hit-rate", hit_rate)):
         if not 0 <= value <= 1:
@@ -106,7 +106,7 @@ def plan(
             "there is no rate to plan for", why=f"of the heaviest {window:g} s, requests come at one moment only",
             todo="Use a longer --window",
         )  # fmt: skip
-    wanted = Wanted(
+    wanted = PlanTargets(
         requests=requests, promises={"": load.promise}, target=target, headroom=headroom,
         accelerators=machines.accelerators,
     )  # fmt: skip
@@ -139,7 +139,7 @@ def plan(
         raise typer.Exit(Exit.SLO_MISSED)
 
 
-def heaviest(requests: Sequence[Seen], window_s: float, most: int) -> list[Seen]:
+def heaviest(requests: Sequence[ObservedRequest], window_s: float, most: int) -> list[ObservedRequest]:
     """Return the requests of the window with most tokens, a generated one counting for ten of a prompt; the first
     `most`."""
     best, best_work, work, start = (0, 0), -1.0, 0.0, 0
@@ -153,15 +153,15 @@ def heaviest(requests: Sequence[Seen], window_s: float, most: int) -> list[Seen]
     return list(requests[best[0] : best[1]])[:most]
 
 
-def _work(one: Seen) -> float:
+def _work(one: ObservedRequest) -> float:
     return one.prompt_tokens + 10.0 * one.output_tokens
 
 
-def _seen(trace: Trace, hit_rate: float) -> list[Seen]:
-    from tandem.controlplane.planner.records import Seen
+def _seen(trace: RequestLog, hit_rate: float) -> list[ObservedRequest]:
+    from tandem.controlplane.planner.records import ObservedRequest
 
     return [
-        Seen(
+        ObservedRequest(
             arrival_s=one.arrival_s, prompt_tokens=one.prompt_tokens, output_tokens=one.output_tokens,
             cached_tokens=int(hit_rate * one.prompt_tokens),
         )
@@ -169,18 +169,18 @@ def _seen(trace: Trace, hit_rate: float) -> list[Seen]:
     ]  # fmt: skip
 
 
-def _kinds(machines: Machines) -> list[Kind]:
+def _kinds(machines: Machines) -> list[WorkerKind]:
     """Return every kind of worker that may be bought; ConfigError if there is none."""
     import dataclasses
 
     from tandem.controlplane.planner.hardware import HARDWARE, MODELS, rates
-    from tandem.controlplane.planner.offline import Kind
+    from tandem.controlplane.planner.offline import WorkerKind
     from tandem.engine.tp_checks import SPOKEN_SIZES, TP_SIZES
 
     if machines.calibration is not None:
         if machines.hardware or machines.tp:
             raise ConfigError("--calibration says all of the hardware", todo="Leave out --hardware and --tp")
-        found = [Kind(hardware="measured", tp=1, rates=_measured(machines.calibration), price=_price(machines))]
+        found = [WorkerKind(hardware="measured", tp=1, rates=_measured(machines.calibration), price=_price(machines))]
     else:
         if machines.model not in MODELS:
             near = did_you_mean(machines.model, MODELS)
@@ -195,7 +195,7 @@ def _kinds(machines: Machines) -> list[Kind]:
                     raise ConfigError(f"--tp is {tp}", todo=f"Use {SPOKEN_SIZES}")
                 made = rates(HARDWARE[name], MODELS[machines.model], tp)
                 if made is not None:
-                    found.append(Kind(hardware=name, tp=tp, rates=made, price=price))
+                    found.append(WorkerKind(hardware=name, tp=tp, rates=made, price=price))
     if not found:
         raise ConfigError(f"{machines.model} does not fit any of the workers", todo="Allow a larger --tp")
     links = _links(machines.link or [])

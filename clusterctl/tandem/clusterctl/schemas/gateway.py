@@ -96,8 +96,8 @@ class ApiKeys(TypedDict):
     is_open: bool
 
 
-class ApiKey(KeyFacts):
+class ApiKeyDocument(KeyFacts):
     key: str
 
 
-API = (RoutingPolicy, RoutingDecision, SloClasses, ApiKeys, ApiKey)
+API = (RoutingPolicy, RoutingDecision, SloClasses, ApiKeys, ApiKeyDocument)

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Literal, NotRequired, TypedDict
 
 
-class Version(TypedDict):
+class VersionDocument(TypedDict):
     client: str
     python: str
     cluster: str | None
 
 
-class ServedModel(TypedDict):
+class ServedModelDocument(TypedDict):
     model: str
     served_names: list[str]
 
 
-class RouterProcess(TypedDict):
+class RouterProcessDocument(TypedDict):
     id: str
     is_ready: bool
     pid: int
@@ -34,7 +34,7 @@ class RouterStatus(TypedDict):
     admin: int
     host: str
     pid: int
-    processes: NotRequired[list[RouterProcess]]
+    processes: NotRequired[list[RouterProcessDocument]]
 
 
 class TenantQueue(TypedDict):
@@ -134,7 +134,7 @@ class PoolStatus(TypedDict):
     kv_share: float | None
 
 
-class Figures(TypedDict):
+class FiguresDocument(TypedDict):
     requests: int
     prompt_tokens: int
     output_tokens: int
@@ -154,12 +154,12 @@ class Warned(TypedDict):
 class Status(TypedDict):
     health: Literal["ok", "degraded", "down"]
     pools: list[PoolStatus]
-    figures: Figures
+    figures: FiguresDocument
     warnings: list[Warned]
     cluster: str
     model: str
     served_names: list[str]
-    models: list[ServedModel]
+    models: list[ServedModelDocument]
     version: str
     disaggregation: str
     policy: str
@@ -193,9 +193,9 @@ class Top(TypedDict):
     output_tokens_per_s: float | None
     in_flight: int
     waiting: int
-    figures: Figures
+    figures: FiguresDocument
     pools: list[PoolStatus]
     workers: list[TopWorker]
 
 
-LOOKING = (Version, Status, Top)
+LOOKING = (VersionDocument, Status, Top)

@@ -17,7 +17,7 @@ from tandem.clusterctl.schemas.planning import PLANNED
 from tandem.clusterctl.schemas.reports import REPORTS
 
 KINDS: Final[dict[str, Any]] = {
-    kind.__name__: kind
+    kind.__name__.removesuffix("Document"): kind
     for kind in (*LOOKING, *TRANSFER, *API, *REPORTS, *CHANGING, *RUNNING, *PLANNED)
 }  # fmt: skip
 """Kind → the content of its documents beside `apiVersion` and `kind`."""

@@ -23,7 +23,7 @@ class MeasuredLink(TypedDict):
     is_used: bool
 
 
-class UsedLink(TypedDict):
+class UsedLinkDocument(TypedDict):
     worker: str
     rank: int
     peer: str
@@ -39,10 +39,10 @@ class UsedLink(TypedDict):
     unused: list[str]
 
 
-class Net(TypedDict):
+class NetDocument(TypedDict):
     workers: list[HostedWorker]
     measured: list[MeasuredLink]
-    links: list[UsedLink]
+    links: list[UsedLinkDocument]
 
 
 class AuditedGroup(TypedDict):
@@ -92,4 +92,4 @@ class KvAudit(TypedDict):
     refused: list[dict[str, Any]]
 
 
-TRANSFER = (Net, KvAudit)
+TRANSFER = (NetDocument, KvAudit)

@@ -64,7 +64,7 @@ class Join(TypedDict):
     token_file: str | None
 
 
-class Model(TypedDict):
+class ModelDocument(TypedDict):
     """A model with a name. `path` None: it was not fetched. `size_bytes`: of its files. `is_default`: `up` without
     `--model` serves it."""
 
@@ -77,11 +77,11 @@ class Model(TypedDict):
     is_default: bool
 
 
-class Models(TypedDict):
+class ModelsDocument(TypedDict):
     """`folder`: where those that were fetched are; None = nowhere."""
 
     folder: str | None
-    models: list[Model]
+    models: list[ModelDocument]
 
 
-RUNNING = (Start, Join, Models)
+RUNNING = (Start, Join, ModelsDocument)

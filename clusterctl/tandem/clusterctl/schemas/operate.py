@@ -52,7 +52,7 @@ class WantedRollout(TypedDict):
     max_unavailable: int
 
 
-class Desired(TypedDict):
+class DesiredDocument(TypedDict):
     version: int
     pools: list[WantedPool]
     members: list[WantedMember]
@@ -69,11 +69,11 @@ class WorkerChange(TypedDict):
     detail: str
 
 
-class Change(TypedDict):
+class ChangeDocument(TypedDict):
     is_dry_run: bool
     is_changed: bool
-    before: Desired
-    after: Desired
+    before: DesiredDocument
+    after: DesiredDocument
     changes: list[WorkerChange]
 
 
@@ -169,4 +169,4 @@ class Worker(WorkerRow):
     events: list[Event]
 
 
-CHANGING = (Change, Effect, Event, PoolList, RolloutList, WorkerList, Worker)
+CHANGING = (ChangeDocument, Effect, Event, PoolList, RolloutList, WorkerList, Worker)

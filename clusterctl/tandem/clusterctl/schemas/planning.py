@@ -41,7 +41,7 @@ class PlannedPromise(TypedDict):
     headroom: float
 
 
-class Plan(TypedDict):
+class PlanDocument(TypedDict):
     requests: str
     planned_for: PlannedLoad
     promised: PlannedPromise
@@ -51,7 +51,7 @@ class Plan(TypedDict):
     replays: int
 
 
-class Promise(TypedDict):
+class PromiseDocument(TypedDict):
     ttft_s: float
     itl_s: float
 
@@ -68,7 +68,7 @@ class SplitSweep(TypedDict):
     requests: str
     rate: float
     calibration: str
-    promised: Promise
+    promised: PromiseDocument
     best: str
     splits: list[SplitFigures]
 
@@ -89,7 +89,7 @@ class MapPoint(TypedDict):
 class DisaggregationMap(TypedDict):
     calibration: str
     workers: int
-    promised: Promise
+    promised: PromiseDocument
     points: list[MapPoint]
 
 
@@ -135,4 +135,4 @@ class LivePlan(TypedDict):
     plan: PlannerWord | None
 
 
-PLANNED: Final[tuple[Any, ...]] = (Plan, SplitSweep, DisaggregationMap, LivePlan)
+PLANNED: Final[tuple[Any, ...]] = (PlanDocument, SplitSweep, DisaggregationMap, LivePlan)

@@ -22,7 +22,7 @@ class TraceMoment(TypedDict):
     why: str
 
 
-class Trace(TypedDict):
+class TraceDocument(TypedDict):
     request: str
     router: str
     model: str
@@ -91,7 +91,7 @@ class Doctor(TypedDict):
     findings: list[DoctorFinding]
 
 
-class LogRecord(TypedDict):
+class LogRecordDocument(TypedDict):
     member: str
     time: str
     level: str
@@ -179,4 +179,4 @@ class Replay(Bench):
     """Of a trace."""
 
 
-REPORTS: Final = (Trace, Chat, Doctor, Bench, Replay, LogRecord, Config, ConfigCheck, ConfigKeys)
+REPORTS: Final = (TraceDocument, Chat, Doctor, Bench, Replay, LogRecordDocument, Config, ConfigCheck, ConfigKeys)

@@ -24,8 +24,8 @@ from typing import NoReturn
 from tandem.controlplane.entrypoints.prestop import drain
 from tandem.controlplane.entrypoints.records import (
     WORKER_PORT,
-    Pod,
-    Seat,
+    PodIdentity,
+    WorkerPodRecord,
     check_router,
     check_worker,
     router_config,
@@ -33,7 +33,7 @@ from tandem.controlplane.entrypoints.records import (
     with_password,
     worker_config,
 )
-from tandem.controlplane.entrypoints.release_info import Site, check_controller
+from tandem.controlplane.entrypoints.release_info import ReleaseInfo, check_controller
 from tandem.controlplane.environment import Environment
 from tandem.controlplane.local import WORKER_COMMAND
 from tandem.controlplane.resolve import log_format
@@ -154,7 +154,7 @@ def _run(wanted: argparse.Namespace) -> int:
     return _become([*UP_COMMAND, *flags], _keep(pod, up_config(config, pod)), threads=1, more=_tracing(wanted))
 
 
-def _check(config: ClusterConfig, pod: Pod, wanted: argparse.Namespace) -> None:
+def _check(config: ClusterConfig, pod: PodIdentity, wanted: argparse.Namespace) -> None:
     """Raise ConfigError or OSError for anything that `wanted.part` could not be started with; change nothing."""
     if wanted.part == "worker":
         check_worker(config, _seat(wanted))
@@ -171,7 +171,7 @@ def _check(config: ClusterConfig, pod: Pod, wanted: argparse.Namespace) -> None:
         _read_key(wanted.admin_key)
 
 
-def _pod(wanted: argparse.Namespace) -> Pod:
+def _pod(wanted: argparse.Namespace) -> PodIdentity:
     ClusterSecret.load(wanted.cluster_secret)
     password = ""
     if wanted.redis_password is not None:
@@ -179,11 +179,11 @@ def _pod(wanted: argparse.Namespace) -> Pod:
         if not password:
             raise ConfigError(f"{wanted.redis_password} is empty", todo="Put the password of Redis there")
     folder = wanted.folder / wanted.part
-    return Pod(name=wanted.name, folder=folder, secret_file=wanted.cluster_secret, redis_password=password)
+    return PodIdentity(name=wanted.name, folder=folder, secret_file=wanted.cluster_secret, redis_password=password)
 
 
-def _site(wanted: argparse.Namespace) -> Site:
-    return Site(
+def _site(wanted: argparse.Namespace) -> ReleaseInfo:
+    return ReleaseInfo(
         url=wanted.api,
         account=wanted.account,
         namespace=wanted.namespace,
@@ -194,8 +194,8 @@ def _site(wanted: argparse.Namespace) -> Site:
     )
 
 
-def _seat(wanted: argparse.Namespace) -> Seat:
-    return Seat(
+def _seat(wanted: argparse.Namespace) -> WorkerPodRecord:
+    return WorkerPodRecord(
         pool=wanted.pool,
         role=wanted.role,
         host=wanted.host,
@@ -239,7 +239,7 @@ def _tracing(wanted: argparse.Namespace) -> dict[str, str]:
     return found
 
 
-def _keep_secrets(pod: Pod, cluster: str, admin_key: Path | None) -> None:
+def _keep_secrets(pod: PodIdentity, cluster: str, admin_key: Path | None) -> None:
     """Keep the secrets where `up` looks for its own, so that it draws none."""
     state = StateDir(pod.folder, cluster)
     state.path.mkdir(mode=0o700)
@@ -251,7 +251,7 @@ def _config_file(folder: Path, part: str) -> Path:
     return folder / part / f"{part}.json"
 
 
-def _keep(pod: Pod, config: RouterConfig | WorkerConfig | ClusterConfig) -> Path:
+def _keep(pod: PodIdentity, config: RouterConfig | WorkerConfig | ClusterConfig) -> Path:
     """Write `config` to the pod's own folder, under the name of its part."""
     path = _config_file(pod.folder.parent, pod.folder.name)
     write_private(path, config_loader.dump(config))

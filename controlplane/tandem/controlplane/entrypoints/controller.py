@@ -13,8 +13,8 @@ from typing import Any
 from redis.asyncio import Redis
 
 from tandem.controlplane.controller import Controller
-from tandem.controlplane.entrypoints.records import Pod, with_password
-from tandem.controlplane.entrypoints.release_info import Site, check_controller
+from tandem.controlplane.entrypoints.records import PodIdentity, with_password
+from tandem.controlplane.entrypoints.release_info import ReleaseInfo, check_controller
 from tandem.controlplane.event_log import EventLog
 from tandem.controlplane.initial_state import begin
 from tandem.controlplane.kubernetes.adoption import Homes
@@ -24,13 +24,13 @@ from tandem.controlplane.kubernetes.pod_sync import PodFollowing
 from tandem.controlplane.launcher import WorkerSpec
 from tandem.controlplane.live_planner import planner_of
 from tandem.controlplane.models import resolve_models
-from tandem.controlplane.registry_control import RegisteredSteering
+from tandem.controlplane.registry_control import RegistryControlClient
 from tandem.controlplane.resolve import ResolvedCluster, check
 from tandem.controlplane.worker_control import WorkerControl
 from tandem.controlplane.worker_settings import effective
 from tandem.core.clock import MonotonicClock
 from tandem.core.config import ClusterConfig
-from tandem.core.desired import Member, Pool, Revision
+from tandem.core.desired import DesiredWorker, Pool, Revision
 from tandem.core.errors import InternalError
 from tandem.core.events import EventKind
 from tandem.core.lifecycle import RoleName
@@ -41,7 +41,7 @@ from tandem.statestore.stores.desired import DesiredStateStore
 from tandem.statestore.stores.events import ClusterEventStore
 
 
-async def control(config: ClusterConfig, pod: Pod, site: Site) -> None:
+async def control(config: ClusterConfig, pod: PodIdentity, site: ReleaseInfo) -> None:
     """Run until SIGTERM, or until the desired state is stopped; raises StartupError. Workers stay as they are."""
     homes = check_controller(config, site)
     resolved = _resolved(config)
@@ -55,7 +55,7 @@ async def control(config: ClusterConfig, pod: Pod, site: Site) -> None:
         return
 
 
-async def _connected(resolved: ResolvedCluster, pod: Pod, site: Site, homes: Homes) -> None:
+async def _connected(resolved: ResolvedCluster, pod: PodIdentity, site: ReleaseInfo, homes: Homes) -> None:
     redis = await connect(with_password(resolved.config.redis.url, pod.redis_password))
     try:
         async with KubernetesApi(site.url, site.account, site.namespace) as api:
@@ -67,12 +67,12 @@ async def _connected(resolved: ResolvedCluster, pod: Pod, site: Site, homes: Hom
 
 
 async def _controlled(
-    resolved: ResolvedCluster, pod: Pod, redis: Redis, launcher: KubernetesLauncher, homes: Homes
+    resolved: ResolvedCluster, pod: PodIdentity, redis: Redis, launcher: KubernetesLauncher, homes: Homes
 ) -> None:
     keys = Keys(resolved.config.name)
     store, events = DesiredStateStore(redis, keys), EventLog(ClusterEventStore(redis, keys))
     beginning = await begin(store, resolved.desired)
-    steering = RegisteredSteering(redis, keys, WorkerControl(ClusterSecret.load(pod.secret_file)))
+    steering = RegistryControlClient(redis, keys, WorkerControl(ClusterSecret.load(pod.secret_file)))
     controller = Controller(
         launcher=launcher,
         desired=store,
@@ -114,5 +114,5 @@ def _resolved(config: ClusterConfig) -> ResolvedCluster:
     )
 
 
-def _no_spec(pool: Pool, member: Member, revision: Revision | None) -> WorkerSpec:
+def _no_spec(pool: Pool, member: DesiredWorker, revision: Revision | None) -> WorkerSpec:
     raise InternalError(f"{member.worker_id} cannot be started here", why="pods start by themselves")

@@ -29,7 +29,7 @@ WORKER_PORT = 7000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pod:
+class PodIdentity:
     """Identity of this pod. `folder` is its own and private; `redis_password` "" = none."""
 
     name: str
@@ -39,7 +39,7 @@ class Pod:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class WorkerPodRecord:
     """A worker's place in the cluster. `cpus`: what the container may use."""
 
     pool: str
@@ -57,7 +57,7 @@ def check_router(config: ClusterConfig) -> None:
     _check_redis(config)
 
 
-def check_worker(config: ClusterConfig, seat: Seat) -> WorkerSection:
+def check_worker(config: ClusterConfig, seat: WorkerPodRecord) -> WorkerSection:
     """Return the settings of a worker there; raises ConfigError, and looks at no model."""
     check(config)
     refuse_unfetched(config)
@@ -70,7 +70,7 @@ def check_worker(config: ClusterConfig, seat: Seat) -> WorkerSection:
     )
 
 
-def router_config(config: ClusterConfig, pod: Pod, admin_key_file: Path) -> RouterConfig:
+def router_config(config: ClusterConfig, pod: PodIdentity, admin_key_file: Path) -> RouterConfig:
     """Return the configuration of this pod's router; raises StartupError. May fetch tokenizers from the hub, never
     weights."""
     check_router(config)
@@ -89,7 +89,7 @@ def router_config(config: ClusterConfig, pod: Pod, admin_key_file: Path) -> Rout
     return dataclasses.replace(found, has_rollouts=False)
 
 
-def worker_config(config: ClusterConfig, pod: Pod, seat: Seat) -> WorkerConfig:
+def worker_config(config: ClusterConfig, pod: PodIdentity, seat: WorkerPodRecord) -> WorkerConfig:
     """Return the configuration of this pod's worker; raises StartupError. May fetch the model from the hub."""
     settings = check_worker(config, seat)
     source = _model(config)
@@ -117,7 +117,7 @@ def worker_config(config: ClusterConfig, pod: Pod, seat: Seat) -> WorkerConfig:
     )
 
 
-def up_config(config: ClusterConfig, pod: Pod) -> ClusterConfig:
+def up_config(config: ClusterConfig, pod: PodIdentity) -> ClusterConfig:
     """Return the configuration of `up` beside Ray's head; raises ConfigError, and looks at no model."""
     check_router(config)
     if config.launcher is not LauncherName.RAY:

@@ -15,7 +15,7 @@ from tandem.core.lifecycle import RoleName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class ReleaseInfo:
     """The release: the API, the folder of the account that may ask it, and which pods are its workers'.
 
     `deployments`: prefix of the names of all pools' Deployments; `pools`: (name, role) of each pool of the chart;
@@ -31,7 +31,7 @@ class Site:
     autoscaled: Sequence[str] = ()
 
 
-def check_controller(config: ClusterConfig, site: Site) -> Homes:
+def check_controller(config: ClusterConfig, site: ReleaseInfo) -> Homes:
     """Return the release's pools; ConfigError for a configuration that no controller could be started with."""
     check_router(config)
     names, roles = [name for name, _ in site.pools], [role for _, role in site.pools]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from tandem.controlplane.kuberay.sizing import Group, Node, Resize
+from tandem.controlplane.kuberay.sizing import Group, RayPod, Resize
 from tandem.controlplane.ray.messages import ANY_HARDWARE, HARDWARE_LABEL
 
 CLUSTER: Final = "ray.io/cluster"
@@ -38,7 +38,7 @@ def groups_of(raycluster: Object, names: Sequence[str]) -> tuple[Group, ...]:
     return tuple(found[name] for name in names)
 
 
-def node_of(pod: Object) -> Node:
+def node_of(pod: Object) -> RayPod:
     """Parse a pod; ValueError for one without a name or a group."""
     about, status = _part(pod, "metadata"), pod.get("status") or {}
     name, group = about.get("name"), (about.get("labels") or {}).get(GROUP)
@@ -47,7 +47,7 @@ def node_of(pod: Object) -> Node:
     is_over = about.get("deletionTimestamp") is not None or status.get("phase") in ("Failed", "Succeeded")
     # An ended pod keeps an address that another one may have by now.
     address = "" if status.get("phase") in ("Failed", "Succeeded") else str(status.get("podIP") or "")
-    return Node(name=name, group=group, address=address, is_leaving=is_over)
+    return RayPod(name=name, group=group, address=address, is_leaving=is_over)
 
 
 def patch_of(raycluster: Object, resizes: Sequence[Resize]) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class RayPod:
     """A node's pod. `address`: as Ray knows the node, "" before it has one; `is_leaving`: Kubernetes ends it."""
 
     name: str
@@ -79,14 +79,14 @@ def occupants(
     ]
 
 
-def empty(nodes: Sequence[Node], workers: Sequence[Occupant]) -> set[str]:
+def empty(nodes: Sequence[RayPod], workers: Sequence[Occupant]) -> set[str]:
     """Return nodes on which no worker is known to be."""
     held = {worker.address for worker in workers}
     return {node.name for node in nodes if not node.address or node.address not in held}
 
 
 def resizes(
-    groups: Sequence[Group], nodes: Sequence[Node], workers: Sequence[Occupant], settled: Collection[str]
+    groups: Sequence[Group], nodes: Sequence[RayPod], workers: Sequence[Occupant], settled: Collection[str]
 ) -> tuple[Resize, ...]:
     """Return the changes. `settled`: nodes that have been empty for so long that no worker is about to appear there."""
     named = {name for group in groups for name in group.named}
@@ -123,5 +123,5 @@ def _may_come(worker: Occupant, group: Group, groups: Sequence[Group]) -> bool:
     return home is None or home.hardware in (ANY_HARDWARE, group.hardware)
 
 
-def _cost(node: Node) -> tuple[bool, str]:
+def _cost(node: RayPod) -> tuple[bool, str]:
     return bool(node.address), node.name

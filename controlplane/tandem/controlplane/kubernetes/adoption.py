@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tandem.controlplane.kubernetes.pods import Pod, staying
-from tandem.core.desired import DesiredState, Member
+from tandem.controlplane.kubernetes.pods import WorkerPod, staying
+from tandem.core.desired import DesiredState, DesiredWorker
 from tandem.core.desired_changes import with_members
 from tandem.core.errors import ConfigError
 from tandem.core.ids import WorkerId
@@ -39,7 +39,7 @@ class Sight:
     chart, the pods that its Deployment is to have; only where that was read after the last change of its pods. `taken`:
     workers that left as a victim named by a controller."""
 
-    pods: Sequence[Pod]
+    pods: Sequence[WorkerPod]
     registered: Mapping[WorkerId, RoleName]
     replicas: Mapping[str, int]
     taken: frozenset[WorkerId] = frozenset()
@@ -54,7 +54,7 @@ class Adopted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class PodTargets:
     """Pods that a version of the record wants. By pool of the chart: `vacancies`, pods that are still to come, and
     `missing`, members without a pod while it is not known yet whether another one comes."""
 
@@ -72,7 +72,7 @@ class Homes:
         self._by_pool = {home.pool: home for home in homes}
         self._by_role = {home.role: home for home in homes}
 
-    def of_pod(self, pod: Pod) -> Home | None:
+    def of_pod(self, pod: WorkerPod) -> Home | None:
         return self._by_pool.get(pod.pool)
 
     def of_role(self, role: RoleName) -> Home | None:
@@ -83,7 +83,7 @@ class Homes:
         fitting = [home for home in self.all if name.startswith(f"{home.deployment}-")]
         return max(fitting, key=lambda home: len(home.deployment), default=None)
 
-    def of_vacancy(self, state: DesiredState, member: Member) -> Home | None:
+    def of_vacancy(self, state: DesiredState, member: DesiredWorker) -> Home | None:
         """Return where its pod has to come from: a vacancy after a change of role keeps its old home in its name."""
         named = member.worker_id.rpartition("-")[0]
         pool = next((pool for pool in state.pools if pool.name == named), None) or state.pool(member.pool)
@@ -92,14 +92,14 @@ class Homes:
 
 def adopted(state: DesiredState, sight: Sight, homes: Homes) -> Adopted:
     """Return the record updated to the observed state; the same record where nothing has changed."""
-    draft = _Draft(state, sight, homes)
+    draft = _RecordDraft(state, sight, homes)
     draft.forget_the_gone()
     draft.leave_to_autoscalers()
     draft.fill_and_add()
     return Adopted(state=draft.state, told=tuple(draft.told))
 
 
-def wanted(state: DesiredState, sight: Sight, homes: Homes) -> Wanted:
+def wanted(state: DesiredState, sight: Sight, homes: Homes) -> PodTargets:
     """Return what the record wants of pods, as it stands."""
     there = {pod.name for pod in staying(sight.pods)}
     vacancies: Counter[str] = Counter()
@@ -113,10 +113,10 @@ def wanted(state: DesiredState, sight: Sight, homes: Homes) -> Wanted:
         elif (home := homes.of_vacancy(state, member)) is not None:
             vacancies[home.pool] += 1
     members = frozenset(member.worker_id for member in state.members if member.worker_id in there)
-    return Wanted(version=state.version, members=members, vacancies=dict(vacancies), missing=dict(missing))
+    return PodTargets(version=state.version, members=members, vacancies=dict(vacancies), missing=dict(missing))
 
 
-class _Draft:
+class _RecordDraft:
     """A record that is being changed; a change after which no request could be served is not made."""
 
     def __init__(self, state: DesiredState, sight: Sight, homes: Homes) -> None:
@@ -159,35 +159,35 @@ class _Draft:
             here.sort(key=lambda member: (member.role is not role, member.worker_id))
             if here:
                 vacancy = here[0]
-                filled = Member(worker_id=pod.name, pool=vacancy.pool, role=vacancy.role, revision=pod.revision)
+                filled = DesiredWorker(worker_id=pod.name, pool=vacancy.pool, role=vacancy.role, revision=pod.revision)
                 self._put(vacancy, filled, f"it takes the place of {vacancy.worker_id}", of=pod.name)
             elif home is not None and self._is_on_top(pod, home):
                 pool = next((pool for pool in self.state.pools if pool.role is role), None)
                 if pool is not None:
-                    new = Member(worker_id=pod.name, pool=pool.name, role=role, revision=pod.revision)
+                    new = DesiredWorker(worker_id=pod.name, pool=pool.name, role=role, revision=pod.revision)
                     self._put(None, new, f"it came by itself, as {role}", of=pod.name)
 
     # ---- below -----------------------------------------------------------------------------------------------------
 
-    def _members(self) -> tuple[Member, ...]:
+    def _members(self) -> tuple[DesiredWorker, ...]:
         return self.state.members
 
-    def _is_gone(self, member: Member) -> bool:
+    def _is_gone(self, member: DesiredWorker) -> bool:
         return member.worker_id not in self._live and self._homes.by_name(member.worker_id) is not None
 
-    def _home_of_gone(self, member: Member) -> Home | None:
+    def _home_of_gone(self, member: DesiredWorker) -> Home | None:
         return self._homes.by_name(member.worker_id)
 
-    def _is_vacancy(self, member: Member) -> bool:
+    def _is_vacancy(self, member: DesiredWorker) -> bool:
         return member.worker_id not in self._live and self._homes.by_name(member.worker_id) is None
 
-    def _home_of_vacancy(self, member: Member) -> Home | None:
+    def _home_of_vacancy(self, member: DesiredWorker) -> Home | None:
         return self._homes.of_vacancy(self.state, member)
 
-    def _can_come(self, pod: Pod) -> bool:
+    def _can_come(self, pod: WorkerPod) -> bool:
         return pod.name in self._sight.registered and not pod.is_victim and self.state.member(pod.name) is None
 
-    def _is_on_top(self, pod: Pod, home: Home) -> bool:
+    def _is_on_top(self, pod: WorkerPod, home: Home) -> bool:
         """True if it is an additional pod: neither one no longer wanted nor, as far as is known, another's successor.
         Where the scale is ours, by pods listed after this version of the record was read: a mark may come late."""
         if home.is_scaled_here and home.pool not in self._sight.replicas:
@@ -195,7 +195,7 @@ class _Draft:
         is_unclear = any(self._is_gone(member) and self._home_of_gone(member) is home for member in self._members())
         return not is_unclear and not (pod.was_member(self.state.version) and home.is_scaled_here)
 
-    def _lowered_by(self, home: Home, gone: Sequence[Member]) -> int | None:
+    def _lowered_by(self, home: Home, gone: Sequence[DesiredWorker]) -> int | None:
         """Return by how many the wanted pods are fewer than the members were; None = not known yet. Members with pods
         removed by a controller do not count."""
         count = sum(not self._is_from_here(member) for member in gone)
@@ -207,18 +207,18 @@ class _Draft:
         here = [pod for pod in self._live.values() if pod.pool == home.pool and not pod.is_victim]
         return sum(self.state.member(pod.name) is not None for pod in here) + count - replicas
 
-    def _is_from_here(self, member: Member) -> bool:
+    def _is_from_here(self, member: DesiredWorker) -> bool:
         """True if a controller ended its pod: to replace it, or as a victim, which another controller took for one that
         stays before it saw the mark."""
         return bool(member.restart_generation) or member.worker_id in self._sight.taken
 
-    def _vacancy(self, member: Member, home: Home) -> Member:
+    def _vacancy(self, member: DesiredWorker, home: Home) -> DesiredWorker:
         own = next((pool.name for pool in self.state.pools if pool.role is home.role), member.pool)
         taken = {each.worker_id for each in self._members()}
         name = next(name for number in itertools.count() if (name := WorkerId(f"{own}-{number}")) not in taken)
-        return Member(worker_id=name, pool=member.pool, role=member.role)
+        return DesiredWorker(worker_id=name, pool=member.pool, role=member.role)
 
-    def _put(self, old: Member | None, new: Member | None, why: str, *, of: str = "") -> bool:
+    def _put(self, old: DesiredWorker | None, new: DesiredWorker | None, why: str, *, of: str = "") -> bool:
         """Put `new` in the place of `old`; False if the record cannot be so. A replacement changes no numbers."""
         both = (
             [new if each is old else each for each in self._members()] if old is not None else [*self._members(), new]

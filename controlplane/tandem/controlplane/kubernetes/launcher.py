@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from tandem.controlplane.kubernetes.adoption import Home, Homes, Wanted
+from tandem.controlplane.kubernetes.adoption import Home, Homes, PodTargets
 from tandem.controlplane.kubernetes.api import ExpiredError, KubernetesApi
-from tandem.controlplane.kubernetes.pods import COST, LOWEST_COST, MEMBER, POOL, ROLE, Pod, read, staying
+from tandem.controlplane.kubernetes.pods import COST, LOWEST_COST, MEMBER, POOL, ROLE, WorkerPod, read, staying
 from tandem.controlplane.launcher import RunningWorker, WorkerExited, WorkerReport, WorkerSpec
 from tandem.core.errors import ConflictError, NotFoundError, TandemError
 from tandem.core.ids import WorkerId
@@ -37,13 +37,13 @@ class KubernetesLauncher:
 
     def __init__(self, api: KubernetesApi, selector: str, homes: Homes, *, model: str) -> None:
         self._api, self._selector, self._homes, self._model = api, selector, homes, model
-        self._pods: dict[WorkerId, Pod] = {}
+        self._pods: dict[WorkerId, WorkerPod] = {}
         self._replicas: dict[str, tuple[int, int]] = {}
         self._changes = 0
         self._asked: dict[str, int] = {}
         """How many pods were asked for here and are not known to have come: they may be taken back."""
         self._roles: Mapping[WorkerId, RoleName] = {}
-        self._wanted = Wanted()
+        self._wanted = PodTargets()
         self._members: dict[WorkerId, int] = {}
         """Since which version, also where it does not stand on the pod yet."""
         self._victims: set[WorkerId] = set()
@@ -62,7 +62,7 @@ class KubernetesLauncher:
             group.create_task(self._fit())
 
     @property
-    def pods(self) -> Sequence[Pod]:
+    def pods(self) -> Sequence[WorkerPod]:
         """Return all known pods; a mark that is on its way counts."""
         return [self._noted(pod) for pod in self._pods.values()]
 
@@ -81,7 +81,7 @@ class KubernetesLauncher:
         for member in members:
             self._members.setdefault(member, version)
 
-    def want(self, wanted: Wanted, roles: Mapping[WorkerId, RoleName]) -> None:
+    def want(self, wanted: PodTargets, roles: Mapping[WorkerId, RoleName]) -> None:
         """Set what the record wants now, and the role of every registered worker."""
         self.note_members(wanted.members, wanted.version)
         if (wanted, dict(roles)) != (self._wanted, self._roles):
@@ -142,7 +142,7 @@ class KubernetesLauncher:
                 await failures.pause(error)
             await asyncio.sleep(_RELIST_S)
 
-    async def _take_all(self, pods: Sequence[Pod]) -> None:
+    async def _take_all(self, pods: Sequence[WorkerPod]) -> None:
         self.is_listed = True
         here = {pod.name for pod in pods}
         for pod in [pod for name, pod in self._pods.items() if name not in here]:
@@ -150,7 +150,7 @@ class KubernetesLauncher:
         for pod in pods:
             await self._take(pod)
 
-    async def _take(self, pod: Pod, *, is_gone: bool = False) -> None:
+    async def _take(self, pod: WorkerPod, *, is_gone: bool = False) -> None:
         before = self._pods.get(pod.name)
         if before is not None and before.is_leaving:  # there is no way back, whatever response arrives late
             pod = replace(pod, is_leaving=True)
@@ -175,7 +175,7 @@ class KubernetesLauncher:
         async with self._moved:
             self._moved.notify_all()
 
-    def _noted(self, pod: Pod) -> Pod:
+    def _noted(self, pod: WorkerPod) -> WorkerPod:
         since = self._members.get(pod.name, 0)
         is_news = since > 0 and not pod.was_member(since)
         return replace(pod, member_since=since) if is_news else pod
@@ -228,7 +228,7 @@ class KubernetesLauncher:
             if pod.name not in self._wanted.members
         )
 
-    async def _mark(self, pod: Pod) -> None:
+    async def _mark(self, pod: WorkerPod) -> None:
         """Write the mark on the pod, for the next controller, the ReplicaSet, and people."""
         annotations: dict[str, str] = {}
         if pod.name in self._wanted.members and not pod.was_member(self._wanted.version):
@@ -277,7 +277,7 @@ class KubernetesLauncher:
             self._asked[home.pool] = max(0, self._asked[home.pool] + replicas - scale.replicas)
         event(log, "scale set", deployment=home.deployment, replicas=replicas, before=scale.replicas, victims=victims)
 
-    def _fitting(self, home: Home, here: Sequence[Pod], replicas: int) -> int:
+    def _fitting(self, home: Home, here: Sequence[WorkerPod], replicas: int) -> int:
         victims = sum(pod.is_victim for pod in here)
         if victims:
             if self._wanted.missing.get(home.pool):
@@ -312,9 +312,9 @@ class _Failures:
         await asyncio.sleep(delay_s)
 
 
-def _readable(pods: Iterable[Mapping[str, Any]]) -> list[Pod]:
+def _readable(pods: Iterable[Mapping[str, Any]]) -> list[WorkerPod]:
     """Return the pods that are workers'."""
-    found: list[Pod] = []
+    found: list[WorkerPod] = []
     for pod in pods:
         try:
             found.append(read(pod))

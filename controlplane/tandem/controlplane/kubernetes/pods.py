@@ -22,7 +22,7 @@ LOWEST_COST: Final = "-2147483647"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pod:
+class WorkerPod:
     """A worker's pod. `pool`: the chart's, of the Deployment that made it; `role` and `revision`: of its labels.
 
     `is_leaving`: Kubernetes is ending it. `is_victim`: it is marked as the one that leaves when the scale is lowered.
@@ -42,14 +42,14 @@ class Pod:
         return 0 < self.member_since <= version
 
 
-def read(pod: Mapping[str, Any]) -> Pod:
+def read(pod: Mapping[str, Any]) -> WorkerPod:
     """Parse a pod; ValueError for one that is no worker's."""
     about = pod.get("metadata")
     if not isinstance(about, dict):
         raise ValueError("a pod without metadata")
     labels, annotations = (about.get(key) or {} for key in ("labels", "annotations"))
     phase = (pod.get("status") or {}).get("phase")
-    return Pod(
+    return WorkerPod(
         name=WorkerId(str(about.get("name", ""))),
         pool=str(labels.get(POOL, "")),
         role=RoleName(str(labels.get(ROLE, ""))),
@@ -65,6 +65,6 @@ def _version(text: object) -> int:
     return int(text) if isinstance(text, str) and text.isdecimal() and len(text) < 18 else 0
 
 
-def staying(pods: Iterable[Pod]) -> list[Pod]:
+def staying(pods: Iterable[WorkerPod]) -> list[WorkerPod]:
     """Return the pods without those that Kubernetes is ending."""
     return [pod for pod in pods if not pod.is_leaving]

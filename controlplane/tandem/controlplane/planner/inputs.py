@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tandem.controlplane.planner.observer import MeasuredRates, RecentRequests, WorkerReport
-from tandem.controlplane.planner.records import Observation, Rates, Rules, Seen, Split
+from tandem.controlplane.planner.records import Observation, ObservedRequest, Rates, RoleSplit, Rules
 from tandem.core.config import SloSection
-from tandem.core.demand import Heard, WorkerSeen
+from tandem.core.demand import RouterDemand, WorkerSeen
 from tandem.core.desired import DesiredState, roles_of
 from tandem.core.desired_changes import WorkerLoad
 from tandem.core.ids import WorkerId
@@ -34,7 +34,7 @@ class Watch:
         self._rules, self.model = rules, model
         self._rates, self._usual = MeasuredRates(known), 1.0
 
-    def observe(self, state: DesiredState, every: Sequence[Heard], now_s: float) -> Observation | Unclear:
+    def observe(self, state: DesiredState, every: Sequence[RouterDemand], now_s: float) -> Observation | Unclear:
         """Return the observation. `now_s`: on the planner's clock, as the arrivals in the result."""
         if not every:
             return Unclear("no router says what is asked of it")
@@ -56,7 +56,7 @@ class Watch:
             promises=promises, is_settled=not unsettled(state, every),
         )  # fmt: skip
 
-    def _recent(self, every: Sequence[Heard], now_s: float) -> list[Seen]:
+    def _recent(self, every: Sequence[RouterDemand], now_s: float) -> list[ObservedRequest]:
         """Return all routers' requests by arrival, each choice as one: those behind the first find the prompt
         computed."""
         rows = [(now_s - heard.age_s - one.age_s, one) for heard in every for one in heard.demand.asked]
@@ -75,13 +75,13 @@ class Watch:
         return found[-self._rules.max_requests :]
 
 
-def split_of(state: DesiredState, model: str) -> Split:
+def split_of(state: DesiredState, model: str) -> RoleSplit:
     """Return the desired split."""
     counts = roles_of(state.pools, model)
-    return Split(counts[RoleName.PREFILL], counts[RoleName.DECODE], counts[RoleName.MIXED])
+    return RoleSplit(counts[RoleName.PREFILL], counts[RoleName.DECODE], counts[RoleName.MIXED])
 
 
-def unsettled(state: DesiredState, every: Sequence[Heard]) -> str:
+def unsettled(state: DesiredState, every: Sequence[RouterDemand]) -> str:
     """Return why the workers are not those of the record, ready for work; "" if they are, as every router sees them."""
     cordoned = next((member.worker_id for member in state.members if member.is_cordoned), None)
     if cordoned is not None:
@@ -101,7 +101,7 @@ def unsettled(state: DesiredState, every: Sequence[Heard]) -> str:
     return ""
 
 
-def latest_workers(every: Sequence[Heard]) -> dict[WorkerId, WorkerSeen]:
+def latest_workers(every: Sequence[RouterDemand]) -> dict[WorkerId, WorkerSeen]:
     """Return each worker as the router with the latest report saw it."""
     found: dict[WorkerId, WorkerSeen] = {}
     for heard in sorted(every, key=lambda heard: -heard.age_s):
@@ -109,7 +109,7 @@ def latest_workers(every: Sequence[Heard]) -> dict[WorkerId, WorkerSeen]:
     return found
 
 
-def loads(every: Sequence[Heard]) -> Mapping[WorkerId, WorkerLoad]:
+def loads(every: Sequence[RouterDemand]) -> Mapping[WorkerId, WorkerLoad]:
     """Return the loads by which victims are chosen."""
     return {
         worker.worker: WorkerLoad(in_flight=worker.in_flight, unique_prefix_bytes=worker.unique_prefix_bytes)
@@ -129,7 +129,7 @@ def _reports(workers: Iterable[WorkerSeen]) -> Iterator[WorkerReport]:
         )  # fmt: skip
 
 
-def _with_kv(rates: Rates, workers: Iterable[WorkerSeen], every: Sequence[Heard]) -> Rates:
+def _with_kv(rates: Rates, workers: Iterable[WorkerSeen], every: Sequence[RouterDemand]) -> Rates:
     """Return rates with KV. A pool holds as much as the smallest one. A token's KV has the size at the generating
     workers, and travels at the median of the routers' link speeds; unless both are known, moving it is taken to need no
     time."""

@@ -7,7 +7,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from tandem.controlplane.planner.records import Rates, Seen
+from tandem.controlplane.planner.records import ObservedRequest, Rates
 from tandem.core.lifecycle import RoleName
 from tandem.core.prefill_queue import PrefillSpeed
 
@@ -66,13 +66,13 @@ class RecentRequests:
         if request is not None:
             request.output_tokens, request.has_ended = max(1, output_tokens), True
 
-    def seen(self) -> list[Seen]:
+    def seen(self) -> list[ObservedRequest]:
         """Return all of them, by arrival."""
         ended = sum(one.has_ended for one in self._requests.values())
         if ended >= _ENOUGH:
             self.usual = sum(one.output_tokens for one in self._requests.values()) / ended
         return [
-            Seen(
+            ObservedRequest(
                 arrival_s=one.arrival_s,
                 prompt_tokens=one.prompt_tokens,
                 slo=one.slo,

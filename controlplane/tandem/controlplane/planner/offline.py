@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from tandem.controlplane.planner.records import Forecast, Rates, Seen, Split
+from tandem.controlplane.planner.records import Forecast, ObservedRequest, Rates, RoleSplit
 from tandem.controlplane.planner.replay import forecast
 from tandem.core.config import SloSection
 
@@ -19,7 +19,7 @@ HOUR_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class WorkerKind:
     """One kind of worker: `tp` accelerators of a hardware class, each at `price` an hour. `network`: its network, where
     there are several to choose from; only workers on the same one are a pair."""
 
@@ -41,14 +41,14 @@ class Kind:
 class Fleet:
     """`prefill` None = `decode` workers of the kind `decode` serve all phases by themselves (mixed)."""
 
-    decode: Kind
+    decode: WorkerKind
     decode_count: int
-    prefill: Kind | None = None
+    prefill: WorkerKind | None = None
     prefill_count: int = 0
 
     @property
-    def split(self) -> Split:
-        return Split(self.prefill_count, self.decode_count) if self.prefill else Split(0, 0, self.decode_count)
+    def split(self) -> RoleSplit:
+        return RoleSplit(self.prefill_count, self.decode_count) if self.prefill else RoleSplit(0, 0, self.decode_count)
 
     @property
     def accelerators(self) -> int:
@@ -79,11 +79,11 @@ class Fleet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class PlanTargets:
     """Requirements on a fleet: the requests, their promises, and the share of them that has to be kept at `headroom`
     times their rate, with at most so many `accelerators`."""
 
-    requests: Sequence[Seen]
+    requests: Sequence[ObservedRequest]
     promises: Mapping[str, SloSection]
     target: float = 0.95
     headroom: float = 1.1
@@ -110,7 +110,7 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class PlanResult:
     """`neighbours`: of the best, one worker more, fewer or flipped; `others`: the best of every other pair of kinds."""
 
     best: Offer
@@ -123,18 +123,21 @@ class Search:
     """`progress` is called with (done, in all) pairs of kinds."""
 
     def __init__(
-        self, wanted: Wanted, kinds: Sequence[Kind], progress: Callable[[int, int], None] = lambda done, of: None
+        self,
+        wanted: PlanTargets,
+        kinds: Sequence[WorkerKind],
+        progress: Callable[[int, int], None] = lambda done, of: None,
     ) -> None:
         self._wanted, self._kinds, self._progress = wanted, kinds, progress
-        self._made: dict[tuple[str, str, str, Split], Forecast] = {}
+        self._made: dict[tuple[str, str, str, RoleSplit], Forecast] = {}
         requests = wanted.requests
         span_s = max(requests[-1].arrival_s - requests[0].arrival_s, 1e-9)
         self._input_per_h = sum(one.prompt_tokens for one in requests) / span_s * HOUR_S
         self._output_per_h = sum(one.output_tokens for one in requests) / span_s * HOUR_S
 
-    def run(self) -> Answer:
+    def run(self) -> PlanResult:
         """Run the search; ValueError if there are no kinds, or no fleet of them fits the number of accelerators."""
-        pairs: list[tuple[Kind | None, Kind]] = [(None, kind) for kind in self._kinds]
+        pairs: list[tuple[WorkerKind | None, WorkerKind]] = [(None, kind) for kind in self._kinds]
         pairs += [
             (prefill, decode) for prefill in self._kinds for decode in self._kinds if prefill.network == decode.network
         ]
@@ -150,7 +153,7 @@ class Search:
             raise ValueError("no fleet fits the number of accelerators")
         found.sort(key=lambda offer: offer.order)
         best = found[0]
-        return Answer(
+        return PlanResult(
             best=best,
             neighbours=tuple(sorted(self._neighbours(best.fleet), key=lambda offer: offer.order)),
             others=tuple(_first_of_each_kind(found[1:], best)),
@@ -184,14 +187,14 @@ class Search:
             )  # fmt: skip
         return found
 
-    def _mixed(self, kind: Kind) -> Iterator[Offer]:
+    def _mixed(self, kind: WorkerKind) -> Iterator[Offer]:
         most = self._wanted.accelerators // kind.tp
         if most < 1:
             return
         count = _least(1, most, lambda n: self.offer(Fleet(decode=kind, decode_count=n)).reaches_target)
         yield self.offer(Fleet(decode=kind, decode_count=count or most))
 
-    def _staircase(self, prefill: Kind, decode: Kind) -> Iterator[Offer]:
+    def _staircase(self, prefill: WorkerKind, decode: WorkerKind) -> Iterator[Offer]:
         budget = self._wanted.accelerators
 
         def offer(p: int, d: int) -> Offer:

@@ -7,7 +7,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tandem.controlplane.planner import splits
-from tandem.controlplane.planner.records import Decision, Forecast, Observation, Rates, Rules, Seen, Split
+from tandem.controlplane.planner.records import (
+    Decision,
+    Forecast,
+    Observation,
+    ObservedRequest,
+    Rates,
+    RoleSplit,
+    Rules,
+)
 from tandem.controlplane.planner.replay import forecast
 from tandem.core.config import PlannerMode
 from tandem.core.errors import ConfigError
@@ -25,7 +33,7 @@ class Planner:
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
-        self._split: Split | None = None
+        self._split: RoleSplit | None = None
         self._changed_s = -math.inf
         self._wish = _Wish()
         self._spare = _Wish()
@@ -67,7 +75,7 @@ class Planner:
 
     # ---- the best split --------------------------------------------------------------------------------------------
 
-    def _weigh(self, observation: Observation, recent: list[Seen], now_s: float) -> Decision:
+    def _weigh(self, observation: Observation, recent: list[ObservedRequest], now_s: float) -> Decision:
         rules, current = self.rules, observation.split
         look = _Look(observation, recent)
         now = look.at(current, rules.headroom)
@@ -178,7 +186,7 @@ class Planner:
         )  # fmt: skip
 
     def _stay(
-        self, now_s: float, current: Split, reason: str, now: Forecast | None = None,
+        self, now_s: float, current: RoleSplit, reason: str, now: Forecast | None = None,
         considered: tuple[Forecast, ...] = (),
     ) -> Decision:  # fmt: skip
         return Decision(
@@ -191,7 +199,7 @@ class Planner:
         return max(0.0, self._changed_s + self.rules.cool_down_s - now_s)
 
 
-def window(recent: Iterable[Seen], now_s: float, rules: Rules) -> list[Seen]:
+def window(recent: Iterable[ObservedRequest], now_s: float, rules: Rules) -> list[ObservedRequest]:
     """Return the requests that count at `now_s`, in the order of arrival: the youngest of them where they are too
     many."""
     found = [one for one in recent if now_s - rules.window_s <= one.arrival_s <= now_s]
@@ -202,11 +210,11 @@ def window(recent: Iterable[Seen], now_s: float, rules: Rules) -> list[Seen]:
 class _Look:
     """Forecasts for one observation, each made once."""
 
-    def __init__(self, observation: Observation, recent: list[Seen]) -> None:
+    def __init__(self, observation: Observation, recent: list[ObservedRequest]) -> None:
         self.observation, self._recent = observation, recent
-        self._made: dict[tuple[Split, float], Forecast] = {}
+        self._made: dict[tuple[RoleSplit, float], Forecast] = {}
 
-    def at(self, split: Split, load: float) -> Forecast:
+    def at(self, split: RoleSplit, load: float) -> Forecast:
         found = self._made.get((split, load))
         if found is None:
             seen = self.observation
@@ -235,21 +243,21 @@ class _Wish:
         self.said_s = now_s
 
 
-def _direction(current: Split, wanted: Split) -> tuple[int, ...]:
+def _direction(current: RoleSplit, wanted: RoleSplit) -> tuple[int, ...]:
     """Return which roles grow and which shrink: by one or by two workers may differ from one decision to the next."""
     changes = [wanted.of(role) - current.of(role) for role in RoleName]
     return tuple((change > 0) - (change < 0) for change in changes)
 
 
-def _keeps_roles(current: Split, split: Split) -> bool:
+def _keeps_roles(current: RoleSplit, split: RoleSplit) -> bool:
     """True if no role loses its last worker."""
     return all(split.of(role) or not current.of(role) for role in RoleName)
 
 
-def _first(found: Iterable[Forecast], current: Split, *, flip: float = 0.0) -> Forecast:
+def _first(found: Iterable[Forecast], current: RoleSplit, *, flip: float = 0.0) -> Forecast:
     """Return the best, when each flip costs `flip` of the score; of equals the one with the fewest."""
 
-    def rank(one: Forecast) -> tuple[float, int, Split]:
+    def rank(one: Forecast) -> tuple[float, int, RoleSplit]:
         flips = current.flips_to(one.split)
         return flip * flips - round(one.score, 3), flips, one.split
 

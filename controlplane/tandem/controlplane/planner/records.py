@@ -12,7 +12,7 @@ from tandem.core.prefill_queue import UNMEASURED, PrefillSpeed, QueueRules
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Split:
+class RoleSplit:
     """Number of workers of each role."""
 
     prefill: int
@@ -33,7 +33,7 @@ class Split:
     def of(self, role: RoleName) -> int:
         return {RoleName.PREFILL: self.prefill, RoleName.DECODE: self.decode, RoleName.MIXED: self.mixed}[role]
 
-    def flips_to(self, other: Split) -> int:
+    def flips_to(self, other: RoleSplit) -> int:
         """Return how many workers change their role on the way there; added or removed ones do not count."""
         more = sum(max(0, other.of(role) - self.of(role)) for role in RoleName)
         fewer = sum(max(0, self.of(role) - other.of(role)) for role in RoleName)
@@ -46,7 +46,7 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class ObservedRequest:
     """One request of the last minutes. `cached_tokens` of its prompt need not be computed; `slo`: its class."""
 
     arrival_s: float
@@ -91,8 +91,8 @@ class Observation:
     name; a class that is not in it is promised nothing. `is_settled`: the workers are those of `split`, none starts,
     flips, drains or is missing."""
 
-    split: Split
-    recent: Sequence[Seen]
+    split: RoleSplit
+    recent: Sequence[ObservedRequest]
     rates: Rates
     promises: Mapping[str, SloSection]
     is_settled: bool = True
@@ -104,7 +104,7 @@ class Forecast:
     `score`: the same with how near the others come, so that two bad splits can be distinguished. Seconds at the 90th
     percentile. `prefill_busy`: utilization of the workers that compute prompts."""
 
-    split: Split
+    split: RoleSplit
     attained: float
     score: float
     goodput_per_s: float
@@ -125,8 +125,8 @@ class Decision:
 
     at_s: float
     mode: PlannerMode
-    current: Split
-    wanted: Split
+    current: RoleSplit
+    wanted: RoleSplit
     reason: str
     is_due: bool = False
     is_to_act: bool = False

@@ -15,7 +15,7 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from tandem.controlplane.planner.records import Forecast, Rates, Seen, Split
+from tandem.controlplane.planner.records import Forecast, ObservedRequest, Rates, RoleSplit
 from tandem.core.config import SloSection
 from tandem.core.prefill_queue import attended
 
@@ -28,8 +28,8 @@ _NOTHING = SloSection()
 
 
 def forecast(
-    split: Split,
-    recent: Sequence[Seen],
+    split: RoleSplit,
+    recent: Sequence[ObservedRequest],
     rates: Rates,
     promises: Mapping[str, SloSection],
     *,
@@ -146,7 +146,13 @@ class _Wires:
 
 class _Replay:
     def __init__(
-        self, split: Split, recent: Sequence[Seen], rates: Rates, decode_rates: Rates, load: float, is_warm: bool
+        self,
+        split: RoleSplit,
+        recent: Sequence[ObservedRequest],
+        rates: Rates,
+        decode_rates: Rates,
+        load: float,
+        is_warm: bool,
     ) -> None:
         times, count = 3 if is_warm else 1, len(recent)
         self._recent, self._rates = list(recent) * times, rates

@@ -1,4 +1,4 @@
-"""The actor that runs one worker: a `Runner` that Ray can call, with plain text and bytes and no objects of ours."""
+"""The actor that runs one worker: a `RayWorkerRunner` that Ray calls with plain text and bytes alone."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import threading
 import ray
 import ray.util
 
-from tandem.controlplane.ray.messages import Charge, from_json, to_json
-from tandem.controlplane.ray.runner import Runner
+from tandem.controlplane.ray.messages import PlacedOrder, from_json, to_json
+from tandem.controlplane.ray.runner import RayWorkerRunner
 
 
 class Agent:
@@ -17,7 +17,7 @@ class Agent:
 
     def __init__(self, orphan_s: float) -> None:
         self.ip: str = ray.util.get_node_ip_address()
-        self._runner = Runner(ip=self.ip, orphan_s=orphan_s)
+        self._runner = RayWorkerRunner(ip=self.ip, orphan_s=orphan_s)
         threading.Thread(target=self._leave, args=(orphan_s,), name="leaving", daemon=True).start()
 
     def place(self) -> list[str]:
@@ -25,8 +25,8 @@ class Agent:
         return [self.ip, *(str(gpu) for gpu in ray.get_gpu_ids())]
 
     def begin(self, charge: str, secret: bytes) -> None:
-        """Start the worker; see `Runner.begin`."""
-        self._runner.begin(from_json(charge, Charge), secret)
+        """Start the worker; see `RayWorkerRunner.begin`."""
+        self._runner.begin(from_json(charge, PlacedOrder), secret)
 
     def digest(self) -> str:
         """Return the digest of the order it runs; "" when it runs none, or no more."""
@@ -39,11 +39,11 @@ class Agent:
         return to_json(order) if order is not None else ""
 
     def listen(self, after: int, wait_s: float) -> list[str]:
-        """See `Runner.listen`. One such call is always under way: it fails when this actor dies."""
+        """See `RayWorkerRunner.listen`. One such call is always under way: it fails when this actor dies."""
         return self._runner.listen(after, wait_s)
 
     def stop(self, grace_s: float) -> None:
-        """See `Runner.stop`."""
+        """See `RayWorkerRunner.stop`."""
         self._runner.stop(grace_s)
 
     def _leave(self, orphan_s: float) -> None:

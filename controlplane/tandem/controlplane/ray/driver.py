@@ -22,8 +22,8 @@ import ray.util
 
 from tandem.controlplane import gpu_memory
 from tandem.controlplane.ray import placement
-from tandem.controlplane.ray.messages import Charge, DriverConfig, Order, to_json
-from tandem.controlplane.ray.placement import NoPlaceError, Place
+from tandem.controlplane.ray.messages import DriverConfig, Order, PlacedOrder, to_json
+from tandem.controlplane.ray.placement import NoPlaceError, WorkerPlacement
 from tandem.core import config_loader
 from tandem.core.errors import TandemError
 
@@ -47,7 +47,7 @@ class Following:
     ) -> None:
         self._worker, self._order, self._secret, self._config = worker, order, secret, config
         self._say, self._prefix = say, f"tandem:{config.cluster}:{worker}:"
-        self._place: Place | None = None
+        self._place: WorkerPlacement | None = None
         self._is_stopping = asyncio.Event()
 
     async def run(self, after: int) -> None:
@@ -93,7 +93,7 @@ class Following:
             )
             self._place = place
             self._say(place=[ip, *gpus])
-            charge = Charge(
+            charge = PlacedOrder(
                 order=self._order,
                 gpus=tuple(gpus),
                 gpu_wait_s=min(gpu_memory.WAIT_S, self._config.place_timeout_s),
@@ -103,7 +103,7 @@ class Following:
         self._place = place
         return await self._listen(place, after)
 
-    async def _listen(self, place: Place, after: int) -> str:
+    async def _listen(self, place: WorkerPlacement, after: int) -> str:
         """Listen until the worker has ended, or its agent has died: the call in progress then fails at once.
         NoPlaceError when it never began, as another process holds its GPUs.
 

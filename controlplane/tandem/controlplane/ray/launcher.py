@@ -53,7 +53,7 @@ def check_installed() -> None:
 
 
 @dataclass(slots=True)
-class _Worker:
+class _LaunchedWorker:
     """One worker that was ordered. `heard`: number of its reports so far; `grace_s`: set once it has to end; `node`:
     the address where it got a place, "" = unknown."""
 
@@ -84,7 +84,7 @@ class RayLauncher:
         self._held, self._environment, self._hurry = held, environment, hurry
         self._cluster, self._address, self._token_file, self._node_ip = cluster, address, token_file, node_ip
         self._place_timeout_s, self._arguments = place_timeout_s, tuple(arguments)
-        self._workers: dict[WorkerId, _Worker] = {}
+        self._workers: dict[WorkerId, _LaunchedWorker] = {}
         self._reports: asyncio.Queue[WorkerReport] = asyncio.Queue()
         self._driver: ChildProcess | None = None
         self._was_attached = self._is_attached = False
@@ -128,7 +128,7 @@ class RayLauncher:
         except OSError as error:
             self._reports.put_nowait(WorkerExited(worker_id, f"it could not be started: {error}"))
             return
-        self._workers[worker_id] = _Worker(RunningWorker.of(spec, is_ready=False), str(path), asyncio.Event())
+        self._workers[worker_id] = _LaunchedWorker(RunningWorker.of(spec, is_ready=False), str(path), asyncio.Event())
         self._tell_start(worker_id)
 
     async def stop(self, worker_id: WorkerId, *, grace_s: float) -> None:
@@ -265,7 +265,7 @@ class RayLauncher:
             return
         spec = WorkerSpec(config=order.config, threads=order.threads, hardware=order.hardware)
         path = self._held.write_config(worker_id, order)
-        self._workers[worker_id] = _Worker(RunningWorker.of(spec, is_ready=False), str(path), asyncio.Event())
+        self._workers[worker_id] = _LaunchedWorker(RunningWorker.of(spec, is_ready=False), str(path), asyncio.Event())
         self._tell_start(worker_id)
 
     def _note_exit(

@@ -50,7 +50,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Charge:
+class PlacedOrder:
     """An order with the facts of its place. `gpus`: the ids that the ranks may use, one a rank; `gpu_wait_s`:
     how long to wait for others to give them back."""
 

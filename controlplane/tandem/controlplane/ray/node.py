@@ -63,7 +63,7 @@ class NodeConfig:
         return not self.address
 
 
-class Node:
+class RayNodeProcess:
     """Keeps `ray start` running until stopped. Use it from the main thread, the only one that starts children."""
 
     def __init__(
@@ -175,7 +175,7 @@ class Node:
 
 
 @contextlib.contextmanager
-def told_by_signals(node: Node) -> Iterator[None]:
+def told_by_signals(node: RayNodeProcess) -> Iterator[None]:
     """Let SIGINT, SIGTERM and SIGHUP stop `node`."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, lambda *_: node.stop()) for number in numbers}
@@ -224,7 +224,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", required=True, type=Path)
     config = config_loader.load(parser.parse_args().config, NodeConfig)
-    node = Node(
+    node = RayNodeProcess(
         config,
         on_start=lambda address: _say({"started": f"{address}:{config.port}"}),
         on_trouble=lambda text: _say({"trouble": text}),

@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from tandem.controlplane.ray.agent import Agent, own_gpus
 from tandem.controlplane.ray.messages import ANY_HARDWARE, HARDWARE_LABEL, Order
-from tandem.controlplane.ray.unschedulable import Node, shortage
+from tandem.controlplane.ray.unschedulable import RayNodeResources, shortage
 from tandem.core.events import FOR_A_PLACE
 
 ORPHAN_S = 600.0
@@ -28,7 +28,7 @@ class NoPlaceError(Exception):
     """A worker got no place; the message contains the reason."""
 
 
-class Place:
+class WorkerPlacement:
     """A worker's placement group and agent. Created by `take` or `find`; `leave` removes both."""
 
     def __init__(self, name: str, group: Any, agent: Any) -> None:
@@ -49,12 +49,12 @@ class Place:
         await _remove(self._group)
 
 
-async def find(prefix: str, wanted: str | None) -> Place | None:
+async def find(prefix: str, wanted: str | None) -> WorkerPlacement | None:
     """Return the place of a worker that runs an order of digest `wanted`; everything else with the prefix is removed.
 
     That includes an agent that has died or does not answer. None = nothing is wanted.
     """
-    found: Place | None = None
+    found: WorkerPlacement | None = None
     groups = await _groups(prefix)
     for place in await places(prefix, groups):
         if found is None and wanted is not None and await place.asked("digest") == wanted:
@@ -66,7 +66,7 @@ async def find(prefix: str, wanted: str | None) -> Place | None:
     return found
 
 
-async def places(prefix: str, groups: dict[str, Any] | None = None) -> list[Place]:
+async def places(prefix: str, groups: dict[str, Any] | None = None) -> list[WorkerPlacement]:
     """Return every place with an agent, dead or alive. Its group, by the agent's name, is taken out of `groups`."""
     groups = await _groups(prefix) if groups is None else groups
     found = []
@@ -74,7 +74,7 @@ async def places(prefix: str, groups: dict[str, Any] | None = None) -> list[Plac
         if name.startswith(prefix):
             with contextlib.suppress(ValueError, ray.exceptions.RayError):  # it has left meanwhile
                 agent = await asyncio.to_thread(ray.get_actor, name)
-                found.append(Place(name, groups.pop(name, None), agent))
+                found.append(WorkerPlacement(name, groups.pop(name, None), agent))
     return found
 
 
@@ -83,7 +83,9 @@ async def clear(prefix: str) -> None:
     await find(prefix, None)
 
 
-async def take(prefix: str, order: Order, timeout_s: float, say: Callable[[str], None]) -> tuple[Place, list[str]]:
+async def take(
+    prefix: str, order: Order, timeout_s: float, say: Callable[[str], None]
+) -> tuple[WorkerPlacement, list[str]]:
     """Return a new place and its agent's report: the node's address, then the GPUs. NoPlaceError after `timeout_s`.
 
     While it waits, `say` gets the missing resources.
@@ -113,7 +115,7 @@ async def take(prefix: str, order: Order, timeout_s: float, say: Callable[[str],
         if isinstance(error, TimeoutError):
             raise NoPlaceError(f"its agent did not start within {_AGENT_TIMEOUT_S:g} s") from error
         raise
-    return Place(name, group, agent), [str(word) for word in (*first, *gpus)]
+    return WorkerPlacement(name, group, agent), [str(word) for word in (*first, *gpus)]
 
 
 async def sweep(prefix: str) -> None:
@@ -124,7 +126,7 @@ async def sweep(prefix: str) -> None:
             await _remove(group)
 
 
-def bundle_of(order: Order, nodes: list[Node]) -> dict[str, float]:
+def bundle_of(order: Order, nodes: list[RayNodeResources]) -> dict[str, float]:
     """Return the resources that one rank needs."""
     has_gpu = order.needs_gpu
     if has_gpu is None:
@@ -133,13 +135,13 @@ def bundle_of(order: Order, nodes: list[Node]) -> dict[str, float]:
     return {"CPU": float(order.threads), **({"GPU": 1.0} if has_gpu else {})}
 
 
-def living_nodes() -> list[Node]:
+def living_nodes() -> list[RayNodeResources]:
     """Return all nodes that Ray believes alive."""
     from ray._private.state import available_resources_per_node  # no public API gives the free resources of each node
 
     free = available_resources_per_node()
     return [
-        Node(
+        RayNodeResources(
             address=str(node["NodeManagerAddress"]),
             labels=dict(node.get("Labels") or {}),
             total=dict(node["Resources"]),

@@ -22,7 +22,7 @@ from tandem.controlplane import gpu_memory
 from tandem.controlplane.bundled import NAME, bundled_model
 from tandem.controlplane.environment import Environment
 from tandem.controlplane.named_models import fetched_file
-from tandem.controlplane.ray.messages import Charge, Order
+from tandem.controlplane.ray.messages import Order, PlacedOrder
 from tandem.controlplane.ray.processes import end_group
 from tandem.controlplane.ray.ray_env import without_ray
 from tandem.controlplane.ray.scratch_dir import OF_AGENT, OwnedFolder, sweep
@@ -39,7 +39,7 @@ _LATE_OUTPUT_S = 1.0
 ORPHAN_GRACE_S = 10.0
 
 
-class Runner:
+class RayWorkerRunner:
     """One worker, once. `begin` it, `listen` to it, `stop` it, from any thread.
 
     A worker without a listener for `orphan_s` by the clock `now_s` has lost its controller for good, and is
@@ -50,7 +50,7 @@ class Runner:
         self._ip, self._orphan_s, self._now_s = ip, orphan_s, now_s
         self._changed = threading.Condition()
         self._reports: list[str] = []
-        self._charge: Charge | None = None
+        self._charge: PlacedOrder | None = None
         self._secret = b""
         self._process: subprocess.Popen[bytes] | None = None
         self._is_stopping = self._has_ended = False
@@ -67,7 +67,7 @@ class Runner:
         with self._changed:
             return self._charge.order if self._charge is not None and not self._has_ended else None
 
-    def begin(self, charge: Charge, secret: bytes) -> None:
+    def begin(self, charge: PlacedOrder, secret: bytes) -> None:
         """Start the worker; a second call changes nothing."""
         with self._changed:
             if self._charge is None:
@@ -133,7 +133,7 @@ class Runner:
             self._reports.append(json.dumps({"exited": reason, **({"is_unplaced": True} if is_unplaced else {})}))
             self._changed.notify_all()
 
-    def _run(self, charge: Charge) -> str:
+    def _run(self, charge: PlacedOrder) -> str:
         """Run the worker from its start to its end; return why it ended."""
         self._check(charge)
         self._await_gpus(charge)
@@ -220,7 +220,7 @@ class Runner:
 
     # ---- its place -------------------------------------------------------------------------------------------------
 
-    def _check(self, charge: Charge) -> None:
+    def _check(self, charge: PlacedOrder) -> None:
         """Raise StartupError for resources that this machine lacks; the worker's log would not name them."""
         host = urlsplit(charge.order.config.redis_url).hostname or ""
         is_elsewhere = charge.controller_ip not in ("", self._ip)
@@ -231,7 +231,7 @@ class Runner:
                 todo="Start the cluster with --redis URL, which all machines reach",
             )
 
-    def _model_dir(self, charge: Charge) -> Path:
+    def _model_dir(self, charge: PlacedOrder) -> Path:
         path = Path(charge.order.config.model_dir)
         if path.exists():
             return path
@@ -248,10 +248,10 @@ class Runner:
             todo="Put it there, or use a path that all machines share",
         )
 
-    def _await_gpus(self, charge: Charge) -> None:
+    def _await_gpus(self, charge: PlacedOrder) -> None:
         """Return once the GPUs are free, or it is to stop: memory of an earlier worker takes a moment to be freed.
         HeldGpuError where another process goes on holding them."""
-        patience = gpu_memory.Patience(charge.gpu_wait_s, where=f"on {self._ip}")
+        patience = gpu_memory.GpuMemoryWait(charge.gpu_wait_s, where=f"on {self._ip}")
         while charge.gpus and (holds := gpu_memory.occupied(charge.gpus)):
             if news := patience.note(holds):
                 self._report({"progress": news})
@@ -259,7 +259,7 @@ class Runner:
                 if self._changed.wait_for(lambda: self._is_stopping, timeout=gpu_memory.LOOK_EVERY_S):
                     return
 
-    def _write(self, folder: Path, charge: Charge) -> Path:
+    def _write(self, folder: Path, charge: PlacedOrder) -> Path:
         """Write the worker's configuration and secret, both of mode 0600, in a folder of mode 0700."""
         secret, config = folder / "secret", folder / "worker.json"
         write_private(secret, self._secret)
@@ -273,7 +273,7 @@ class Runner:
         write_private(config, config_loader.dump(ours))
         return config
 
-    def _log_file(self, environment: Environment, charge: Charge) -> Path:
+    def _log_file(self, environment: Environment, charge: PlacedOrder) -> Path:
         state = StateDir(environment.state_root, charge.order.config.cluster)
         state.log_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         return state.log_file(charge.order.config.worker_id)

@@ -9,7 +9,7 @@ from tandem.controlplane.ray.messages import ANY_HARDWARE, HARDWARE_LABEL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class RayNodeResources:
     """A live Ray node: its labels, and its total and free amount of each resource."""
 
     address: str
@@ -22,7 +22,7 @@ class Node:
         return self.labels.get(HARDWARE_LABEL, ANY_HARDWARE)
 
 
-def shortage(nodes: Sequence[Node], needs: Mapping[str, float], hardware: str) -> str:
+def shortage(nodes: Sequence[RayNodeResources], needs: Mapping[str, float], hardware: str) -> str:
     """Return what is missing for `needs` on one node of class `hardware`; "" if some node has all of it free.
 
     Such as "no node of class h100 (there are: a10 on 10.0.0.1)" or "needs 2 GPU on one node: 10.0.0.1 has 1 of 4 free".
@@ -40,7 +40,7 @@ def shortage(nodes: Sequence[Node], needs: Mapping[str, float], hardware: str) -
     return f"needs {wanted} on one node{of_class}: {'; '.join(_lack(needs, node) for node in fitting)}"
 
 
-def _lack(needs: Mapping[str, float], node: Node) -> str:
+def _lack(needs: Mapping[str, float], node: RayNodeResources) -> str:
     said = []
     for name in _lacking(needs, node.free):
         total = node.total.get(name, 0.0)

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from tandem.controlplane.simulator.events import Action, EventQueue
 from tandem.controlplane.simulator.links import Wires
-from tandem.controlplane.simulator.simulated_request import Flight
+from tandem.controlplane.simulator.simulated_request import SimulatedRequest
 from tandem.controlplane.simulator.worker import VirtualWorker
 from tandem.core.ids import WorkerId
 from tandem.core.ledger import Holder, HoldKind
@@ -23,12 +23,12 @@ from tandem.workercore import fetch_quota
 class Client(Protocol):
     """The router's end: notified when something reaches it."""
 
-    def first_token(self, flight: Flight) -> None: ...
-    def handed_over(self, flight: Flight) -> None: ...
-    def finished(self, flight: Flight) -> None: ...
+    def first_token(self, flight: SimulatedRequest) -> None: ...
+    def handed_over(self, flight: SimulatedRequest) -> None: ...
+    def finished(self, flight: SimulatedRequest) -> None: ...
 
 
-class Net:
+class SimulatedNetwork:
     """Network between processes: messages take `rpc_s`, bytes the time of the wires."""
 
     def __init__(self, events: EventQueue, wires: Wires, rpc_s: float, client: Client) -> None:
@@ -45,22 +45,22 @@ class Net:
 class WholeSide:
     """Requests that one worker serves alone. The whole of a mixed worker, and a part of both others."""
 
-    def __init__(self, worker: VirtualWorker, net: Net) -> None:
+    def __init__(self, worker: VirtualWorker, net: SimulatedNetwork) -> None:
         self._worker, self._net = worker, net
 
     def before_step(self) -> None:
         return
 
-    def began(self, flight: Flight) -> None:
+    def began(self, flight: SimulatedRequest) -> None:
         raise RuntimeError(f"{self._worker.worker} has no decode worker to hand over to")
 
-    def computed(self, flight: Flight, started_s: float) -> None:
+    def computed(self, flight: SimulatedRequest, started_s: float) -> None:
         return
 
-    def first_token(self, flight: Flight) -> None:
+    def first_token(self, flight: SimulatedRequest) -> None:
         raise RuntimeError(f"{self._worker.worker} has no decode worker to hand over to")
 
-    def decoded(self, flight: Flight) -> None:
+    def decoded(self, flight: SimulatedRequest) -> None:
         net = self._net
         if flight.first_token_s is None:
             flight.first_token_s = net.events.now_s() + net.rpc_s
@@ -68,11 +68,11 @@ class WholeSide:
         else:
             net.events.after(net.rpc_s, partial(net.client.handed_over, flight))
 
-    def finished(self, flight: Flight) -> None:
+    def finished(self, flight: SimulatedRequest) -> None:
         self._worker.flights.pop(flight.key, None)
         self._finish(flight)
 
-    def _finish(self, flight: Flight) -> None:
+    def _finish(self, flight: SimulatedRequest) -> None:
         net = self._net
         flight.finished_s = net.events.now_s() + net.rpc_s
         net.events.after(net.rpc_s, partial(net.client.finished, flight))
@@ -81,11 +81,11 @@ class WholeSide:
 class PrefillSide(WholeSide):
     """Computes prompts, pushes computed KV, keeps the blocks until the other side has verified them."""
 
-    def began(self, flight: Flight) -> None:
+    def began(self, flight: SimulatedRequest) -> None:
         decode = self._net.decoding[flight.decode]
         self._net.tell(decode.worker, partial(decode.ask, flight))
 
-    def granted(self, flight: Flight) -> None:
+    def granted(self, flight: SimulatedRequest) -> None:
         """Take the ticket. It is read inside a step too, so that pushes overlap with computing."""
         if flight.finished_s is not None:
             return  # it ended with its first token, and the notice to the other side is on its way
@@ -94,11 +94,11 @@ class PrefillSide(WholeSide):
         if flight.first_token_s is not None:
             self._complete(flight)
 
-    def computed(self, flight: Flight, started_s: float) -> None:
+    def computed(self, flight: SimulatedRequest, started_s: float) -> None:
         if flight.granted_s is not None:
             self._push(flight, max(started_s, flight.granted_s))
 
-    def first_token(self, flight: Flight) -> None:
+    def first_token(self, flight: SimulatedRequest) -> None:
         net = self._net
         flight.first_token_s = net.events.now_s() + net.rpc_s
         net.events.after(net.rpc_s, partial(net.client.first_token, flight))
@@ -110,11 +110,11 @@ class PrefillSide(WholeSide):
         elif flight.granted_s is not None:
             self._complete(flight)
 
-    def verified(self, flight: Flight) -> None:
+    def verified(self, flight: SimulatedRequest) -> None:
         """Handle the verification: the decode worker goes on with it."""
         self._release(flight)
 
-    def _push(self, flight: Flight, from_s: float) -> None:
+    def _push(self, flight: SimulatedRequest, from_s: float) -> None:
         calibration, first = self._worker.calibration, max(flight.pushed_tokens, flight.skipped_tokens)
         tokens = flight.computed_tokens - first
         if tokens <= 0:
@@ -127,12 +127,12 @@ class PrefillSide(WholeSide):
         flight.arrived_s = max(flight.arrived_s, arrived_s)
         flight.pushed_tokens = flight.computed_tokens
 
-    def _complete(self, flight: Flight) -> None:
+    def _complete(self, flight: SimulatedRequest) -> None:
         decode, events = self._net.decoding[flight.decode], self._net.events
         ready_s = max(flight.arrived_s, events.now_s() + self._net.rpc_s)
         events.at(ready_s, partial(decode.worker.post, partial(decode.admit, flight)))
 
-    def _release(self, flight: Flight) -> None:
+    def _release(self, flight: SimulatedRequest) -> None:
         if flight.state is not None:
             self._worker.scheduler.remove(flight.state)
         self._worker.flights.pop(flight.key, None)
@@ -142,21 +142,21 @@ class PrefillSide(WholeSide):
 class DecodeSide(WholeSide):
     """Grants tickets in the order of asking, admits arrived requests, generates."""
 
-    def __init__(self, worker: VirtualWorker, net: Net) -> None:
+    def __init__(self, worker: VirtualWorker, net: SimulatedNetwork) -> None:
         super().__init__(worker, net)
         self.worker = worker
-        self._asked: dict[str, Flight] = {}
-        self._reserved: dict[str, Flight] = {}
+        self._asked: dict[str, SimulatedRequest] = {}
+        self._reserved: dict[str, SimulatedRequest] = {}
 
-    def ask(self, flight: Flight) -> None:
+    def ask(self, flight: SimulatedRequest) -> None:
         """Handle a ticket request: a prefill worker has begun with the prompt and needs blocks here."""
         self._asked[flight.key] = flight
 
-    def not_needed(self, flight: Flight) -> None:
+    def not_needed(self, flight: SimulatedRequest) -> None:
         """Handle an answer that ended with its first token."""
         self._asked.pop(flight.key, None)
         if self._reserved.pop(flight.key, None) is not None and flight.holder is not None:
-            self.worker.space.let_go(flight.holder)
+            self.worker.space.release_holder(flight.holder)
         self.worker.flights.pop(flight.key, None)
 
     def before_step(self) -> None:
@@ -174,7 +174,7 @@ class DecodeSide(WholeSide):
             self._reserved[flight.key] = flight
             self._net.events.after(self._net.rpc_s, partial(self._net.prefilling[flight.prefill].granted, flight))
 
-    def admit(self, flight: Flight) -> None:
+    def admit(self, flight: SimulatedRequest) -> None:
         """Admit it: every byte and the first token are here."""
         state, worker = self.worker.new_decoding(flight), self.worker
         assert flight.holder is not None
@@ -185,14 +185,14 @@ class DecodeSide(WholeSide):
         prefill = self._net.prefilling[flight.prefill]
         self._net.tell(self._net.workers[flight.prefill], partial(prefill.verified, flight))
 
-    def _is_over_quota(self, flight: Flight) -> bool:
+    def _is_over_quota(self, flight: SimulatedRequest) -> bool:
         held = sum(len(f.tables[0]) for f in self._reserved.values() if f.prefill == flight.prefill)
         return fetch_quota.is_over([held], [self._needs(flight)], [self.worker.space.total_blocks()])
 
-    def _needs(self, flight: Flight) -> int:
+    def _needs(self, flight: SimulatedRequest) -> int:
         return self.worker.space.blocks_for(flight.request.prompt_tokens)
 
-    def _find_room(self, flight: Flight) -> bool:
+    def _find_room(self, flight: SimulatedRequest) -> bool:
         scheduler, arrival_s = self.worker.scheduler, flight.announced_s
         preempted_s = scheduler.oldest_preempted_s
         if scheduler.is_starved or (preempted_s is not None and preempted_s <= arrival_s):
@@ -202,12 +202,12 @@ class DecodeSide(WholeSide):
             return False
         if self._reserve(flight):
             return True
-        victims = scheduler.make_way(arrival_s, [self._needs(flight)])
+        victims = scheduler.preempt_for(arrival_s, [self._needs(flight)])
         for key in victims:
             self.worker.flights[key].preemptions += 1
         return bool(victims) and self._reserve(flight)
 
-    def _reserve(self, flight: Flight) -> bool:
+    def _reserve(self, flight: SimulatedRequest) -> bool:
         """Reserve as decode_worker.reservation.reserve."""
         space, holder = self.worker.space, Holder(HoldKind.RESERVED, f"{flight.key}#1/1")
         room = space.reserve(holder, flight.hashes, self._needs(flight), self.worker.scheduler.running_sequences)

@@ -13,22 +13,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from tandem.controlplane.simulator.handoff import Net
-from tandem.controlplane.simulator.simulated_request import Flight
+from tandem.controlplane.simulator.handoff import SimulatedNetwork
+from tandem.controlplane.simulator.simulated_request import SimulatedRequest
 from tandem.controlplane.simulator.worker import VirtualWorker
 from tandem.core.block_hash import BlockHash
 from tandem.core.ids import BlockId
 from tandem.core.ledger import Holder, HoldKind
-from tandem.router.routing.plan import Source
+from tandem.router.routing.plan import FetchSource
 from tandem.workercore import fetch_quota
 
 
 @dataclass(slots=True, kw_only=True)
-class _Fetch:
-    flight: Flight
+class _SimulatedFetch:
+    flight: SimulatedRequest
     hashes: list[BlockHash]
     """Hashes that the request can use: its last token is always computed."""
-    sources: deque[Source]
+    sources: deque[FetchSource]
     source: VirtualWorker
     blocks: tuple[BlockId, ...] = ()
     reserved: int = 0
@@ -45,12 +45,12 @@ class _Fetch:
 class Fetches:
     """All fetches of one worker. `run` gets every request, at once or when its fetch has ended."""
 
-    def __init__(self, worker: VirtualWorker, net: Net, run: Callable[[Flight], None]) -> None:
+    def __init__(self, worker: VirtualWorker, net: SimulatedNetwork, run: Callable[[SimulatedRequest], None]) -> None:
         self._worker, self._net, self._run = worker, net, run
         self._ledger = worker.space.ledgers[0]
         self._held_blocks = 0
 
-    def begin(self, flight: Flight) -> None:
+    def begin(self, flight: SimulatedRequest) -> None:
         """Begin a fetch. To be called from an action of the worker."""
         size = self._worker.space.block_tokens
         hashes = flight.hashes[: (flight.request.prompt_tokens - 1) // size]
@@ -58,22 +58,22 @@ class Fetches:
         useful = deque(s for s in flight.plan.sources if min(s.tokens // size, len(hashes)) > own)
         self._next(flight, hashes, useful)
 
-    def _next(self, flight: Flight, hashes: list[BlockHash], sources: deque[Source]) -> None:
+    def _next(self, flight: SimulatedRequest, hashes: list[BlockHash], sources: deque[FetchSource]) -> None:
         if not sources:
             self._run(flight)
             return
         source = self._net.workers[sources.popleft().worker]
-        fetch = _Fetch(flight=flight, hashes=hashes, sources=sources, source=source)
+        fetch = _SimulatedFetch(flight=flight, hashes=hashes, sources=sources, source=source)
         self._net.tell(source, partial(self._asked, fetch))
 
-    def _asked(self, fetch: _Fetch) -> None:
+    def _asked(self, fetch: _SimulatedFetch) -> None:
         """At the source: pin the blocks that are there."""
         ledger = fetch.source.space.ledgers[0]
         held = ledger.match(fetch.hashes)
         ledger.share(fetch.sender, held)
         self._net.tell(self._worker, partial(self._offered, fetch, len(held)))
 
-    def _offered(self, fetch: _Fetch, count: int) -> None:
+    def _offered(self, fetch: _SimulatedFetch, count: int) -> None:
         hashes, space, scheduler = fetch.hashes[:count], self._worker.space, self._worker.scheduler
         if len(self._ledger.match(hashes)) == count:
             self._unpin(fetch)
@@ -93,7 +93,7 @@ class Fetches:
         self._held_blocks += count
         self._net.tell(fetch.source, partial(self._push, fetch, hashes[hits:]))
 
-    def _push(self, fetch: _Fetch, hashes: list[BlockHash]) -> None:
+    def _push(self, fetch: _SimulatedFetch, hashes: list[BlockHash]) -> None:
         """At the source: push all blocks at once."""
         now_s = self._net.events.now_s()
         size_bytes = len(hashes) * self._worker.calibration.block_bytes
@@ -101,7 +101,7 @@ class Fetches:
         self._net.events.at(there_s, partial(self._worker.post, partial(self._verified, fetch, hashes)))
         self._net.events.at(there_s, partial(fetch.source.post, partial(self._released, fetch)))
 
-    def _verified(self, fetch: _Fetch, hashes: list[BlockHash]) -> None:
+    def _verified(self, fetch: _SimulatedFetch, hashes: list[BlockHash]) -> None:
         for block, block_hash in zip(fetch.blocks, hashes, strict=True):
             self._ledger.publish(block, block_hash)
         self._ledger.release(fetch.receiver)
@@ -109,8 +109,8 @@ class Fetches:
         fetch.flight.fetched_tokens = len(hashes) * self._worker.space.block_tokens
         self._run(fetch.flight)
 
-    def _unpin(self, fetch: _Fetch) -> None:
+    def _unpin(self, fetch: _SimulatedFetch) -> None:
         self._net.tell(fetch.source, partial(self._released, fetch))
 
-    def _released(self, fetch: _Fetch) -> None:
+    def _released(self, fetch: _SimulatedFetch) -> None:
         fetch.source.space.ledgers[0].release(fetch.sender)

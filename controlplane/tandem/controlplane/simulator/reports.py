@@ -14,7 +14,7 @@ EVERY_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class SimulatedLoad:
     """The part of a worker's report that policies read. `queue` is by due time, on the virtual clock.
     `prefill_step_s`: seconds of all steps that computed prompts."""
 
@@ -36,17 +36,19 @@ class Report(NamedTuple):
     """`is_repeated`: steps go on as they are, with the same report every 100 ms."""
 
     sent_s: float
-    load: Load
+    load: SimulatedLoad
     is_repeated: bool = False
 
 
 class Reports:
     """Reports by when they are sent. No event is made for them: readers ask for the latest one of a moment."""
 
-    def __init__(self, first: Load) -> None:
+    def __init__(self, first: SimulatedLoad) -> None:
         self._sent: deque[Report] = deque([Report(-EVERY_S, first)])
 
-    def turn(self, now_s: float, load: Callable[[], Load], *, is_stepping: bool, is_stretching: bool = False) -> None:
+    def turn(
+        self, now_s: float, load: Callable[[], SimulatedLoad], *, is_stepping: bool, is_stretching: bool = False
+    ) -> None:
         """Handle the end of a turn of the step loop. It reports if 100 ms have passed; if not, then later, unless one
         long step keeps it from that: then the turn after the step does."""
         sent = self._sent
@@ -58,7 +60,7 @@ class Reports:
         elif not is_stepping or is_stretching:
             sent.append(Report(due_s, load(), is_stretching))
 
-    def seen(self, sent_by_s: float) -> tuple[float, Load]:
+    def seen(self, sent_by_s: float) -> tuple[float, SimulatedLoad]:
         """Return the latest report sent up to that moment, and when. Moments must not go back."""
         sent = self._sent
         while len(sent) > 1 and sent[1].sent_s <= sent_by_s:

@@ -14,12 +14,12 @@ from functools import partial
 
 from tandem.controlplane.planner.observer import MeasuredRates, RecentRequests, WorkerReport
 from tandem.controlplane.planner.planner import Planner
-from tandem.controlplane.planner.records import Decision, Observation, Rules, Split
+from tandem.controlplane.planner.records import Decision, Observation, RoleSplit, Rules
 from tandem.controlplane.simulator.events import EventQueue
 from tandem.controlplane.simulator.rates import known
 from tandem.controlplane.simulator.setup import Setup
-from tandem.controlplane.simulator.simulated_request import Flight
-from tandem.controlplane.simulator.simulated_router import Front
+from tandem.controlplane.simulator.simulated_request import SimulatedRequest
+from tandem.controlplane.simulator.simulated_router import SimulatedRouter
 from tandem.controlplane.simulator.traces import TraceRequest
 from tandem.controlplane.simulator.worker import VirtualWorker
 from tandem.core.ids import WorkerId
@@ -41,13 +41,13 @@ class Flip:
     ready_s: float
 
 
-class Steering:
+class RoleChanger:
     """Flips workers. `turn` gives a drained worker its new role."""
 
     def __init__(
         self,
         workers: Mapping[WorkerId, VirtualWorker],
-        fronts: Sequence[Front],
+        fronts: Sequence[SimulatedRouter],
         events: EventQueue,
         turn: Callable[[VirtualWorker, RoleName], None],
         flip_s: float,
@@ -59,16 +59,16 @@ class Steering:
         self.done: list[Flip] = []
 
     @property
-    def split(self) -> Split:
+    def split(self) -> RoleSplit:
         """Return the desired split: a flipping worker counts with its new role."""
         roles = list(self._wished.values())
-        return Split(roles.count(RoleName.PREFILL), roles.count(RoleName.DECODE), roles.count(RoleName.MIXED))
+        return RoleSplit(roles.count(RoleName.PREFILL), roles.count(RoleName.DECODE), roles.count(RoleName.MIXED))
 
     @property
     def is_settled(self) -> bool:
         return not self._flipping
 
-    def go_to(self, wanted: Split) -> None:
+    def go_to(self, wanted: RoleSplit) -> None:
         """Flip as few workers as lead there, those with the least load first. `wanted` has as many workers."""
         while (current := self.split) != wanted:
             before = max(RoleName, key=lambda role: current.of(role) - wanted.of(role))
@@ -117,7 +117,7 @@ class PlannerLoop:
         setup: Setup,
         rules: Rules,
         workers: Mapping[WorkerId, VirtualWorker],
-        steering: Steering,
+        steering: RoleChanger,
         events: EventQueue,
         is_going: Callable[[], bool],
     ) -> None:
@@ -132,10 +132,10 @@ class PlannerLoop:
     def came(self, number: int, request: TraceRequest) -> None:
         self._recent.came(str(number), self._events.now_s(), request.prompt_tokens)
 
-    def started(self, flight: Flight) -> None:
+    def started(self, flight: SimulatedRequest) -> None:
         self._recent.started(flight.key, flight.cached_tokens)
 
-    def ended(self, flight: Flight) -> None:
+    def ended(self, flight: SimulatedRequest) -> None:
         self._recent.ended(flight.key, flight.request.output_tokens)
 
     def _decide(self) -> None:

@@ -13,7 +13,7 @@ from tandem.router.routing.plan import Plan
 
 
 @dataclass(slots=True, kw_only=True)
-class Flight:
+class SimulatedRequest:
     """Moments are virtual seconds, None = not yet. `prefill` and `decode` are equal where one worker does all."""
 
     number: int
@@ -79,7 +79,7 @@ class Record:
         return (self.e2e_s - self.ttft_s) / max(1, self.output_tokens - 1)
 
 
-def record(flight: Flight) -> Record:
+def record(flight: SimulatedRequest) -> Record:
     """Return the record of a finished flight; RuntimeError if it has not finished."""
     started_s, first_s, end_s = flight.started_s, flight.first_token_s, flight.finished_s
     if started_s is None or first_s is None or end_s is None:
@@ -103,7 +103,7 @@ def record(flight: Flight) -> Record:
 
 
 @dataclass(slots=True, kw_only=True)
-class Work:
+class WorkerActivity:
     """Work done by one worker in a run."""
 
     worker: WorkerId

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from tandem.controlplane.simulator.events import EventQueue
-from tandem.controlplane.simulator.reports import Load
+from tandem.controlplane.simulator.reports import SimulatedLoad
 from tandem.controlplane.simulator.setup import Setup
-from tandem.controlplane.simulator.simulated_request import Flight
+from tandem.controlplane.simulator.simulated_request import SimulatedRequest
 from tandem.controlplane.simulator.traces import TraceRequest
 from tandem.controlplane.simulator.worker import VirtualWorker
 from tandem.core.block_hash import BlockHash
@@ -23,12 +23,12 @@ from tandem.core.errors import TandemError
 from tandem.core.ids import Incarnation, WorkerId
 from tandem.core.kv_compatibility import KVProfile
 from tandem.core.lifecycle import RoleName
-from tandem.engine.request import BlockEvent
-from tandem.router.admission.admission_controller import ANSWER_TOKENS, POLL_S, Admission, Arrived
-from tandem.router.admission.capacity import Need, Room
-from tandem.router.admission.slo import Terms
+from tandem.engine.request import CacheEvent
+from tandem.router.admission.admission_controller import ANSWER_TOKENS, POLL_S, AdmissionController, AdmissionRequest
+from tandem.router.admission.capacity import CapacityCheck, ResourceDemand
+from tandem.router.admission.slo import SloTerms
 from tandem.router.routing.fetch_sources import with_sources
-from tandem.router.routing.inflight_load import Outstanding, Sent, sent
+from tandem.router.routing.inflight_load import InFlightWork, Outstanding, sent
 from tandem.router.routing.output_lengths import AnswerLengths
 from tandem.router.routing.plan import Candidate, Job, Plan, has_choice
 from tandem.router.routing.prefill_utilization import ComputingShare
@@ -53,14 +53,14 @@ class _Facts:
 
 
 @dataclass(slots=True)
-class _Known:
+class _WorkerView:
     """A router's knowledge of one worker: the last report, and the requests sent since."""
 
     worker: VirtualWorker
     bit: int
     facts: _Facts | None
     """None = it is being drained, or changes its role."""
-    load: Load = field(default_factory=Load)
+    load: SimulatedLoad = field(default_factory=SimulatedLoad)
     reported_s: float = float("-inf")
     outstanding: Outstanding = field(default_factory=Outstanding)
     computing: ComputingShare = field(default_factory=ComputingShare)
@@ -68,20 +68,20 @@ class _Known:
     plain: Candidate | None = None
     """The last one made for a prompt with no block held there, while `plain_of` stays as it was."""
     plain_of: tuple[int, bool, int] = (0, False, 0)
-    plain_load: Load | None = None
+    plain_load: SimulatedLoad | None = None
 
 
-class Front:
+class SimulatedRouter:
     """One router over all workers; `others` are notified of its dispatches."""
 
-    others: Sequence[Front] = ()
+    others: Sequence[SimulatedRouter] = ()
 
     def __init__(self, workers: Sequence[VirtualWorker], setup: Setup, events: EventQueue) -> None:
         self._events, self._setup, self._calibration = events, setup, setup.calibration
         self._table = BlockTable(DEFAULT_MAX_BYTES)
         self._speculation, self._popularity = Speculation(events), Popularity(events)
         self._lengths = AnswerLengths()
-        self._known: dict[WorkerId, _Known] = {}
+        self._known: dict[WorkerId, _WorkerView] = {}
         self._itl_s = min((one.itl_s for one in setup.promises.values() if one.itl_s), default=math.inf)
         self._ttft_s = min((one.ttft_s for one in setup.promises.values() if one.ttft_s), default=math.inf)
         self._uses = 0
@@ -93,7 +93,7 @@ class Front:
             bit = self._table.open_slot()
             self._table.go_live(bit, worker.worker)
             facts = _Facts(worker.role_name, setup.calibration.block_tokens)
-            self._known[worker.worker] = _Known(worker, bit, facts)
+            self._known[worker.worker] = _WorkerView(worker, bit, facts)
         self._admission = None if setup.admission is None else self._new_admission(setup.admission)
 
     def admit(self, request: TraceRequest, hashes: Sequence[BlockHash], go: Callable[[], None]) -> None:
@@ -102,9 +102,9 @@ class Front:
             go()
             return
         job = self.job(request)
-        arrived = Arrived(
-            terms=Terms(),
-            need=Need(prompt_tokens=job.prompt_tokens, choices=1),
+        arrived = AdmissionRequest(
+            terms=SloTerms(),
+            need=ResourceDemand(prompt_tokens=job.prompt_tokens, choices=1),
             cost=job.prompt_tokens + min(job.max_tokens, ANSWER_TOKENS),
             arrived_s=job.now_s,
             deadline_s=math.inf,
@@ -142,7 +142,7 @@ class Front:
         ]
         return with_sources(self._setup.policy.plan(job, candidates), job, candidates)
 
-    def sent(self, flight: Flight) -> None:
+    def sent(self, flight: SimulatedRequest) -> None:
         """Record a dispatch; the next plan counts it, and its blocks as held where they will be computed."""
         plan = flight.plan
         if plan.prefill is not None:
@@ -159,17 +159,17 @@ class Front:
 
     # ---- arrivals ----------------------------------------------------------------------------------------------------
 
-    def published(self, worker: WorkerId, events: Sequence[BlockEvent]) -> None:
+    def published(self, worker: WorkerId, events: Sequence[CacheEvent]) -> None:
         """Take in a worker's block events; the table has them a little later."""
         self._events.after(INDEX_DELAY_S, partial(self._learn, worker, events))
 
-    def queued(self, flight: Flight, worker: WorkerId) -> None:
+    def queued(self, flight: SimulatedRequest, worker: WorkerId) -> None:
         """Record that the worker has it: its reports count it from now on."""
         known = self._known[worker]
         self._read(known, self._events.now_s() - self._calibration.rpc_s - _JUST_BEFORE_S)
         known.outstanding.acknowledge(flight.key)
 
-    def computed(self, flight: Flight) -> None:
+    def computed(self, flight: SimulatedRequest) -> None:
         """Handle the first token."""
         if self._known[flight.prefill].outstanding.compute(flight.key):
             self._settle(flight)
@@ -178,12 +178,12 @@ class Front:
             for other in self.others:
                 self._events.after(TOLD_S, partial(other._settle, flight))
 
-    def handed_over(self, flight: Flight) -> None:
+    def handed_over(self, flight: SimulatedRequest) -> None:
         """Handle the decode worker's first token: the prefill worker has no more work with it."""
         self._known[flight.prefill].outstanding.end(flight.key)
         self._known[flight.decode].outstanding.compute(flight.key)
 
-    def finished(self, flight: Flight) -> None:
+    def finished(self, flight: SimulatedRequest) -> None:
         """Handle the last token."""
         for worker in (flight.prefill, flight.decode):
             self._known[worker].outstanding.end(flight.key)
@@ -204,27 +204,27 @@ class Front:
         known = self._known[worker]
         known.facts, known.plain = _Facts(known.worker.role_name, self._calibration.block_tokens), None
 
-    def _expect(self, flight: Flight) -> None:
+    def _expect(self, flight: SimulatedRequest) -> None:
         self._speculation.expect(flight.key, flight.prefill, _INCARNATION, flight.hashes)
 
-    def _settle(self, flight: Flight) -> None:
+    def _settle(self, flight: SimulatedRequest) -> None:
         self._speculation.settle(flight.key, flight.prefill)
 
     # ---- queued requests ---------------------------------------------------------------------------------------------
 
-    def _new_admission(self, rules: AdmissionSection) -> Admission:
-        room = Room(rules, lambda: self._itl_s)
+    def _new_admission(self, rules: AdmissionSection) -> AdmissionController:
+        room = CapacityCheck(rules, lambda: self._itl_s)
 
-        def has_room(_: str, need: Need) -> bool:
+        def has_room(_: str, need: ResourceDemand) -> bool:
             now_s = self._events.now_s()
             self._read_all(now_s)
             return room.is_there(need, self._known.values(), now_s)
 
-        def has_place(worker: WorkerId, need: Need) -> bool:
+        def has_place(worker: WorkerId, need: ResourceDemand) -> bool:
             return room.is_there_whole(need, self._known[worker], self._events.now_s())
 
         patient = dataclasses.replace(rules, max_waiting=_MAX_WAITING)
-        return Admission(patient, self._events, has_room, _Uncounted(), self._pump_soon, has_place=has_place)
+        return AdmissionController(patient, self._events, has_room, _Uncounted(), self._pump_soon, has_place=has_place)
 
     def _pump_soon(self) -> None:
         self._events.after(POLL_S, self._pump)
@@ -249,7 +249,7 @@ class Front:
 
     # ---- state -------------------------------------------------------------------------------------------------------
 
-    def _candidate(self, known: _Known, job: Job, held: int, expected: int) -> Candidate:
+    def _candidate(self, known: _WorkerView, job: Job, held: int, expected: int) -> Candidate:
         """Make a candidate as router.workers.prefix and .table do."""
         now_s, worker, size = job.now_s, known.worker, self._calibration.block_tokens
         load, outstanding = known.load, known.outstanding
@@ -277,7 +277,7 @@ class Front:
             decode_step_s=load.decode_step_s,
             decode_sequence_s=load.decode_sequence_s,
             computing=0.0 if is_stale else known.computing.share,
-            crossing_tokens=outstanding.crossing_tokens,
+            tokens_in_transfer=outstanding.tokens_in_transfer,
             profile=self._profile,
             link_speed=self._link_speed,
         )
@@ -293,7 +293,7 @@ class Front:
         for known in self._known.values():
             self._read(known, now_s - self._calibration.rpc_s)
 
-    def _read(self, known: _Known, sent_by_s: float) -> None:
+    def _read(self, known: _WorkerView, sent_by_s: float) -> None:
         """Take in the report that has come by now, if there is a new one."""
         sent_s, known.load = known.worker.reports.seen(sent_by_s)
         if sent_s > known.reported_s:
@@ -301,13 +301,15 @@ class Front:
             known.outstanding.report(sent_s + self._calibration.rpc_s)
             known.computing.report(sent_s, known.load.prefill_step_s)
 
-    def _use(self, worker: WorkerId) -> _Known:
+    def _use(self, worker: WorkerId) -> _WorkerView:
         known = self._known[worker]
         self._uses += 1
         known.last_used = self._uses
         return known
 
-    def _sent(self, flight: Flight, known: _Known, held_tokens: int, known_tokens: int | None) -> Sent:
+    def _sent(
+        self, flight: SimulatedRequest, known: _WorkerView, held_tokens: int, known_tokens: int | None
+    ) -> InFlightWork:
         plan = flight.plan
         return sent(
             self.job(flight.request),
@@ -319,7 +321,7 @@ class Front:
             moved_tokens=0 if plan.prefill is None else flight.request.prompt_tokens - plan.decode_hit_tokens,
         )
 
-    def _learn(self, worker: WorkerId, events: Sequence[BlockEvent]) -> None:
+    def _learn(self, worker: WorkerId, events: Sequence[CacheEvent]) -> None:
         bit, table = self._known[worker].bit, self._table
         for event in events:
             block = ((int(event.group), event.hash),)

@@ -8,20 +8,20 @@ from functools import partial
 
 from tandem.controlplane.planner.records import Decision
 from tandem.controlplane.simulator.events import EventQueue
-from tandem.controlplane.simulator.handoff import DecodeSide, Net, PrefillSide, WholeSide
+from tandem.controlplane.simulator.handoff import DecodeSide, PrefillSide, SimulatedNetwork, WholeSide
 from tandem.controlplane.simulator.links import Wires
 from tandem.controlplane.simulator.prefix_fetch import Fetches
-from tandem.controlplane.simulator.role_changes import Flip, PlannerLoop, Steering
+from tandem.controlplane.simulator.role_changes import Flip, PlannerLoop, RoleChanger
 from tandem.controlplane.simulator.setup import Setup
-from tandem.controlplane.simulator.simulated_request import Flight, Record, Work, record
-from tandem.controlplane.simulator.simulated_router import Front
-from tandem.controlplane.simulator.traces import BlockNames, Trace, TraceRequest
+from tandem.controlplane.simulator.simulated_request import Record, SimulatedRequest, WorkerActivity, record
+from tandem.controlplane.simulator.simulated_router import SimulatedRouter
+from tandem.controlplane.simulator.traces import BlockNames, RequestLog, TraceRequest
 from tandem.controlplane.simulator.worker import VirtualWorker
 from tandem.core.block_hash import BlockHash
 from tandem.core.errors import ConfigError
 from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
-from tandem.engine.request import BlockEvent, RequestKind
+from tandem.engine.request import CacheEvent, RequestKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +29,9 @@ class Outcome:
     """Result of one run. `records` are in the order of arrival; `waiting` had no first token when the last one arrived.
     `work` has every worker's first role; `flips` and `decisions` are in the order of their ends."""
 
-    trace: Trace
+    trace: RequestLog
     records: tuple[Record, ...]
-    work: tuple[Work, ...]
+    work: tuple[WorkerActivity, ...]
     ended_s: float
     waiting: int
     events: int
@@ -39,10 +39,10 @@ class Outcome:
     decisions: tuple[Decision, ...] = ()
 
 
-class Laboratory:
+class Simulator:
     """One run of one trace; make a new one for the next."""
 
-    def __init__(self, setup: Setup, trace: Trace) -> None:
+    def __init__(self, setup: Setup, trace: RequestLog) -> None:
         self._setup, self._trace = setup, trace
         self._events = EventQueue()
         calibration = setup.calibration
@@ -53,21 +53,21 @@ class Laboratory:
             for role, count in counts.items()
             for name in (WorkerId(f"{role.value}-{number}") for number in range(count))
         }
-        self._net = Net(self._events, Wires(calibration.link_bytes_per_s), calibration.rpc_s, self)
+        self._net = SimulatedNetwork(self._events, Wires(calibration.link_bytes_per_s), calibration.rpc_s, self)
         self._net.workers = self.workers
         for worker in self.workers.values():
             self._take_role(worker, worker.role_name)
         self._fetches = {n: Fetches(w, self._net, partial(self._run_at, w)) for n, w in self.workers.items()}
-        self._fronts = [Front(list(self.workers.values()), setup, self._events) for _ in range(setup.routers)]
+        self._fronts = [SimulatedRouter(list(self.workers.values()), setup, self._events) for _ in range(setup.routers)]
         for front in self._fronts:
             front.others = [other for other in self._fronts if other is not front]
-        self.steering = Steering(self.workers, self._fronts, self._events, self._take_role, setup.flip_s)
+        self.steering = RoleChanger(self.workers, self._fronts, self._events, self._take_role, setup.flip_s)
         self._planning: PlannerLoop | None = None
         if setup.planner is not None:
             self._planning = PlannerLoop(
                 setup, setup.planner, self.workers, self.steering, self._events, self._is_going
             )  # fmt: skip
-        self._finished: list[Flight] = []
+        self._finished: list[SimulatedRequest] = []
         self._without_token = 0
         self._waiting = 0
 
@@ -98,16 +98,16 @@ class Laboratory:
 
     # ---- the router's ends -----------------------------------------------------------------------------------------
 
-    def first_token(self, flight: Flight) -> None:
+    def first_token(self, flight: SimulatedRequest) -> None:
         self._without_token -= 1
         if self._planning is not None:
             self._planning.started(flight)
         self._front(flight.number).computed(flight)
 
-    def handed_over(self, flight: Flight) -> None:
+    def handed_over(self, flight: SimulatedRequest) -> None:
         self._front(flight.number).handed_over(flight)
 
-    def finished(self, flight: Flight) -> None:
+    def finished(self, flight: SimulatedRequest) -> None:
         self._front(flight.number).finished(flight)
         self._finished.append(flight)
         if self._planning is not None:
@@ -134,14 +134,14 @@ class Laboratory:
     def _send(self, number: int, request: TraceRequest, hashes: list[BlockHash]) -> None:
         plan = self._front(number).plan(request, hashes)
         prefill = plan.prefill or plan.decode
-        flight = Flight(
+        flight = SimulatedRequest(
             number=number, request=request, hashes=hashes, plan=plan, prefill=prefill, decode=plan.decode,
             announced_s=self._events.now_s() + self._net.rpc_s,
         )  # fmt: skip
         self._front(number).sent(flight)
         self._events.after(self._net.rpc_s, partial(self._submit, flight))
 
-    def _submit(self, flight: Flight) -> None:
+    def _submit(self, flight: SimulatedRequest) -> None:
         worker = self.workers[flight.prefill]
         self.workers[flight.decode].flights[flight.key] = worker.flights[flight.key] = flight
         if flight.decode != flight.prefill:
@@ -149,18 +149,18 @@ class Laboratory:
         worker.post(partial(self._acknowledge, flight))
         worker.post(partial(self._fetches[flight.prefill].begin, flight))
 
-    def _acknowledge(self, flight: Flight) -> None:
+    def _acknowledge(self, flight: SimulatedRequest) -> None:
         flight.received_s = self._events.now_s()
         self._events.after(self._net.rpc_s, partial(self._front(flight.number).queued, flight, flight.prefill))
 
-    def _run_at(self, worker: VirtualWorker, flight: Flight) -> None:
+    def _run_at(self, worker: VirtualWorker, flight: SimulatedRequest) -> None:
         worker.add(flight, RequestKind.FULL if flight.plan.prefill is None else RequestKind.PREFILL_ONLY)
 
-    def _published(self, worker: WorkerId, events: Sequence[BlockEvent]) -> None:
+    def _published(self, worker: WorkerId, events: Sequence[CacheEvent]) -> None:
         for front in self._fronts:
             front.published(worker, events)
 
-    def _front(self, number: int) -> Front:
+    def _front(self, number: int) -> SimulatedRouter:
         """Return the router of this request."""
         return self._fronts[number % len(self._fronts)]
 

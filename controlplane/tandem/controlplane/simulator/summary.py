@@ -11,7 +11,7 @@ from tandem.core.config import SloSection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class Summary:
     """Seconds, and shares from 0 to 1. `hit_rate`: prompt tokens that the computing worker need not compute;
     `predicted_rate`: the router's forecast of that; `saved_rate`: prompt tokens that were not moved.
 
@@ -42,7 +42,7 @@ class Figures:
     waiting_share: float
 
 
-def figures(outcome: Outcome) -> Figures:
+def figures(outcome: Outcome) -> Summary:
     """Return the figures of one run, over all of its requests."""
     records, span_s = outcome.records, max(outcome.ended_s, 1e-9)
     prompt_tokens = sum(r.prompt_tokens for r in records)
@@ -51,7 +51,7 @@ def figures(outcome: Outcome) -> Figures:
     computing = [w.busy_s for w in outcome.work if w.role != "decode"] or [w.busy_s for w in outcome.work]
     decoding = [w.busy_s for w in outcome.work if w.role != "prefill"] or [0.0]
     mean_s = sum(computing) / len(computing)
-    return Figures(
+    return Summary(
         requests=len(records),
         rate=outcome.trace.rate,
         hit_rate=sum(r.cached_tokens for r in records) / prompt_tokens,

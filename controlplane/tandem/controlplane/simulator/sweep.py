@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tandem.controlplane.planner.records import Split
+from tandem.controlplane.planner.records import RoleSplit
 from tandem.controlplane.simulator.calibration import Calibration
 from tandem.controlplane.simulator.setup import Setup
-from tandem.controlplane.simulator.simulator import Laboratory
+from tandem.controlplane.simulator.simulator import Simulator
 from tandem.controlplane.simulator.summary import attained, quantile
-from tandem.controlplane.simulator.traces import Trace
+from tandem.controlplane.simulator.traces import RequestLog
 from tandem.controlplane.simulator.workloads import shared_prompt
 from tandem.core.config import AdmissionSection, Disaggregation, PolicyName, SloSection
 from tandem.core.prefill_queue import QueueRules
@@ -29,7 +29,7 @@ WAYS = (Disaggregation.AUTO.value, Disaggregation.ALWAYS.value, Disaggregation.N
 class SplitRow:
     """One split under one load. Goodput: requests a second that keep their promises."""
 
-    split: Split
+    split: RoleSplit
     goodput_per_s: float
     attained: float
     ttft_p90_s: float
@@ -65,7 +65,7 @@ class Point:
         return self.by_way[Disaggregation.ALWAYS.value] - self.by_way[MIXED]
 
 
-class Place(NamedTuple):
+class MapPoint(NamedTuple):
     """A place of the map."""
 
     link_bytes_per_s: float
@@ -87,7 +87,7 @@ class Axes:
     seed: int = 1
 
 
-def setup(calibration: Calibration, split: Split, promise: SloSection, way: str) -> Setup:
+def setup(calibration: Calibration, split: RoleSplit, promise: SloSection, way: str) -> Setup:
     """Return a cluster under the default policy. `way`: one of WAYS."""
     mode = Disaggregation.AUTO if way == MIXED else Disaggregation(way)
     return Setup(
@@ -99,13 +99,13 @@ def setup(calibration: Calibration, split: Split, promise: SloSection, way: str)
 
 def over_splits(
     calibration: Calibration,
-    trace: Trace,
+    trace: RequestLog,
     workers: int,
     promise: SloSection,
     progress: Progress = lambda done, of: None,
 ) -> list[SplitRow]:
     """Return every split of so many workers, and all of them mixed, under the same requests."""
-    splits = [*(Split(p, workers - p) for p in range(1, workers)), Split(0, 0, workers)]
+    splits = [*(RoleSplit(p, workers - p) for p in range(1, workers)), RoleSplit(0, 0, workers)]
     rows = []
     for number, split in enumerate(splits):
         progress(number, len(splits))
@@ -127,14 +127,14 @@ def when_to_disaggregate(
     return points
 
 
-def places(axes: Axes) -> list[Place]:
+def places(axes: Axes) -> list[MapPoint]:
     """Return all places of the map."""
     every = itertools.product(axes.links_bytes_per_s, axes.loads, axes.prompts, axes.outputs)
-    return [Place(*one) for one in every]
+    return [MapPoint(*one) for one in every]
 
 
 def point_at(
-    place: Place, calibration: Calibration, axes: Axes, promise: SloSection, ways: Sequence[str] = WAYS
+    place: MapPoint, calibration: Calibration, axes: Axes, promise: SloSection, ways: Sequence[str] = WAYS
 ) -> Point:
     """Return the value of every one of `ways` there, on every split of the workers."""
     calibration = dataclasses.replace(calibration, link_bytes_per_s=place.link_bytes_per_s)
@@ -172,9 +172,9 @@ def most_per_s(calibration: Calibration, prompt_tokens: int, output_tokens: int,
     return 1 / max(1e-9, prompt_s + decode_s)
 
 
-def _row(calibration: Calibration, trace: Trace, split: Split, promise: SloSection) -> SplitRow:
+def _row(calibration: Calibration, trace: RequestLog, split: RoleSplit, promise: SloSection) -> SplitRow:
     way = MIXED if split.mixed else Disaggregation.AUTO.value
-    records = Laboratory(setup(calibration, split, promise, way), trace).run().records
+    records = Simulator(setup(calibration, split, promise, way), trace).run().records
     share = attained(records, promise)
     return SplitRow(
         split=split,
@@ -185,12 +185,12 @@ def _row(calibration: Calibration, trace: Trace, split: Split, promise: SloSecti
     )
 
 
-def _splits(workers: int, way: str) -> Iterator[Split]:
+def _splits(workers: int, way: str) -> Iterator[RoleSplit]:
     if way == MIXED:
-        yield Split(0, 0, workers)
+        yield RoleSplit(0, 0, workers)
         return
-    yield from (Split(p, workers - p) for p in range(1, workers))
+    yield from (RoleSplit(p, workers - p) for p in range(1, workers))
 
 
-def _attained(calibration: Calibration, trace: Trace, split: Split, promise: SloSection, way: str) -> float:
-    return attained(Laboratory(setup(calibration, split, promise, way), trace).run().records, promise)
+def _attained(calibration: Calibration, trace: RequestLog, split: RoleSplit, promise: SloSection, way: str) -> float:
+    return attained(Simulator(setup(calibration, split, promise, way), trace).run().records, promise)

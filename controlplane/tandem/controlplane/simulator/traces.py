@@ -34,7 +34,7 @@ class TraceRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
+class RequestLog:
     """Requests by arrival, the first at 0 s. `block_tokens` is what an id of `TraceRequest.blocks` stands for."""
 
     name: str
@@ -51,17 +51,17 @@ class Trace:
         """Requests a second."""
         return len(self.requests) / self.span_s if self.span_s else 0.0
 
-    def scaled(self, factor: float) -> Trace:
+    def scaled(self, factor: float) -> RequestLog:
         """Return the same requests arriving `factor` times as fast."""
         moved = tuple(dataclasses.replace(r, arrival_s=r.arrival_s / factor) for r in self.requests)
         return dataclasses.replace(self, requests=moved)
 
-    def first(self, seconds: float) -> Trace:
+    def first(self, seconds: float) -> RequestLog:
         """Return only the requests of the first `seconds`."""
         kept = tuple(r for r in self.requests if r.arrival_s < seconds)
         return dataclasses.replace(self, requests=kept)
 
-    def followed_by(self, other: Trace) -> Trace:
+    def followed_by(self, other: RequestLog) -> RequestLog:
         """Append the other one, from the moment of the last arrival on. Nothing is shared between the two."""
         if other.block_tokens != self.block_tokens:
             raise ConfigError(
@@ -75,11 +75,11 @@ class Trace:
             )
             for one in other.requests
         )
-        return Trace(
+        return RequestLog(
             name=f"{self.name}, {other.name}", requests=(*self.requests, *later), block_tokens=self.block_tokens
         )
 
-    def shrunk(self, times: int) -> Trace:
+    def shrunk(self, times: int) -> RequestLog:
         """Return prompts, answers and blocks a `times`-th as long (answers of two tokens at least), for clusters that
         could not hold the whole. Sharing stays the same."""
         if self.block_tokens % times:
@@ -107,7 +107,7 @@ class Trace:
         return hits / tokens if tokens else 0.0
 
 
-def read(path: Path) -> Trace:
+def read(path: Path) -> RequestLog:
     """Read a trace by its ending, `.jsonl` (Mooncake) or `.csv` (Azure). Raises ConfigError that describes the
     mistake."""
     readers = {".jsonl": _mooncake, ".csv": _azure}
@@ -123,7 +123,7 @@ def read(path: Path) -> Trace:
         raise ConfigError(f"the trace {path} is empty", why="a trace has at least one request")
     start_s = requests[0].arrival_s
     moved = tuple(dataclasses.replace(r, arrival_s=r.arrival_s - start_s) for r in requests)
-    return Trace(name=path.stem, requests=moved)
+    return RequestLog(name=path.stem, requests=moved)
 
 
 def _mooncake(lines: Iterable[str]) -> Iterable[TraceRequest]:

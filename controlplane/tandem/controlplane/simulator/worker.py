@@ -17,8 +17,8 @@ from typing import Protocol
 
 from tandem.controlplane.simulator.calibration import Calibration
 from tandem.controlplane.simulator.events import Action, EventQueue
-from tandem.controlplane.simulator.reports import Load, Reports
-from tandem.controlplane.simulator.simulated_request import Flight, Work
+from tandem.controlplane.simulator.reports import Reports, SimulatedLoad
+from tandem.controlplane.simulator.simulated_request import SimulatedRequest, WorkerActivity
 from tandem.core.block_hash import BlockHash
 from tandem.core.handoff import ChoiceState
 from tandem.core.ids import ChoiceIndex, WorkerId
@@ -26,9 +26,9 @@ from tandem.core.lifecycle import FinishReason, RoleName
 from tandem.core.prefill_queue import FIRST_COME, QueueRules, condensed
 from tandem.core.sampling import SamplingParams
 from tandem.engine.block_manager import BlockSpace
-from tandem.engine.request import BlockEvent, EngineRequest, RequestKind
+from tandem.engine.request import CacheEvent, EngineRequest, RequestKind
 from tandem.engine.scheduler import Scheduler, StepItem, StepPlan
-from tandem.engine.sequence import Place, RequestState
+from tandem.engine.sequence import QueueState, RequestState
 from tandem.engine.step_budget import StepPace
 from tandem.workercore.load_meter import DecodePace
 
@@ -43,24 +43,24 @@ class WorkerRole(Protocol):
 
     def before_step(self) -> None: ...
 
-    def began(self, flight: Flight) -> None:
+    def began(self, flight: SimulatedRequest) -> None:
         """The first chunk of a PREFILL_ONLY request is computed from now on."""
 
-    def computed(self, flight: Flight, started_s: float) -> None:
+    def computed(self, flight: SimulatedRequest, started_s: float) -> None:
         """A step that began at `started_s` has computed more of a PREFILL_ONLY request's prompt."""
 
-    def first_token(self, flight: Flight) -> None:
+    def first_token(self, flight: SimulatedRequest) -> None:
         """A PREFILL_ONLY request has its first token and is parked."""
 
-    def decoded(self, flight: Flight) -> None:
+    def decoded(self, flight: SimulatedRequest) -> None:
         """A request has its first token from this worker, which will make all others too."""
 
-    def finished(self, flight: Flight) -> None:
+    def finished(self, flight: SimulatedRequest) -> None:
         """A request has all its tokens and is gone from the scheduler."""
 
 
 @dataclass(slots=True)
-class _Step:
+class _SimulatedStep:
     """`count` equal steps, each `step_s` long, planned at once."""
 
     plan: StepPlan
@@ -76,7 +76,7 @@ class VirtualWorker:
 
     def __init__(
         self, worker: WorkerId, role_name: RoleName, calibration: Calibration, events: EventQueue,
-        publish: Callable[[Sequence[BlockEvent]], None], queue: QueueRules = FIRST_COME,
+        publish: Callable[[Sequence[CacheEvent]], None], queue: QueueRules = FIRST_COME,
     ) -> None:  # fmt: skip
         self.worker, self.role_name, self.calibration = worker, role_name, calibration
         self._events, self._publish, self._queue_rules = events, publish, queue
@@ -84,12 +84,12 @@ class VirtualWorker:
         config = dataclasses.replace(calibration.scheduler, queue=queue)
         self._pace = StepPace(config, calibration.block_tokens)
         self.scheduler = Scheduler(self.space, config, self._pace, max_scored_tokens=0)
-        self.flights: dict[str, Flight] = {}
-        self.done = Work(worker=worker, role=role_name.value)
+        self.flights: dict[str, SimulatedRequest] = {}
+        self.done = WorkerActivity(worker=worker, role=role_name.value)
         self._decoding = DecodePace()
         self._arrivals = 0
         self._inbox: deque[Action] = deque()
-        self._step: _Step | None = None
+        self._step: _SimulatedStep | None = None
         self._generation = 0
         self._is_turning = False
         self.reports = Reports(self.load())
@@ -104,22 +104,22 @@ class VirtualWorker:
         elif not self._is_turning:
             self._turn()
 
-    def add(self, flight: Flight, kind: RequestKind) -> None:
+    def add(self, flight: SimulatedRequest, kind: RequestKind) -> None:
         """Queue a request. To be called from an action."""
         flight.state = self._new_state(flight, kind, (), flight.received_s)
         self.scheduler.add(flight.state)
 
-    def new_decoding(self, flight: Flight) -> RequestState:
+    def new_decoding(self, flight: SimulatedRequest) -> RequestState:
         """Return a request with prompt and first token from elsewhere; for `BlockSpace.adopt` and `add_running`."""
         first = ChoiceState(choice=ChoiceIndex(0), tokens=(flight.number,))
         state = self._new_state(flight, RequestKind.FULL, (first,), flight.announced_s)
         state.cached_tokens = 0
         return state
 
-    def load(self) -> Load:
+    def load(self) -> SimulatedLoad:
         """Return the content of a report now."""
         load, ledger = self.scheduler.load(self._events.now_s()), self.space.ledgers[0]
-        return Load(
+        return SimulatedLoad(
             queued_requests=load.queued_requests,
             queued_tokens=load.queued_tokens,
             queue=tuple(condensed(load.queue)),
@@ -173,7 +173,7 @@ class VirtualWorker:
         step_s = self._step_s(plan, count)
         if count > 1 and step_s > 0:
             count = max(1, min(count, int(MAX_STRETCH_S / step_s)))
-        self._step = _Step(plan, now_s, step_s, count)
+        self._step = _SimulatedStep(plan, now_s, step_s, count)
         self._schedule(self._step)
         for item in plan.items[plan.decode_tokens :]:
             flight = self.flights[item.state.request.key]
@@ -183,13 +183,13 @@ class VirtualWorker:
                 if item.state.is_prefill_only:
                     self.role.began(flight)
 
-    def _schedule(self, step: _Step) -> None:
+    def _schedule(self, step: _SimulatedStep) -> None:
         self._generation += 1
         # A cut may end now, and rounding must not put it before.
         end_s = max(self._events.now_s(), step.started_s + step.count * step.step_s)
         self._events.at(end_s, partial(self._end, self._generation))
 
-    def _cut(self, step: _Step) -> None:
+    def _cut(self, step: _SimulatedStep) -> None:
         """Let a stretch end with the step that is in progress now."""
         if step.count > 1 and step.step_s > 0:
             passed = int((self._events.now_s() - step.started_s) / step.step_s) + 1
@@ -202,7 +202,7 @@ class VirtualWorker:
         scheduler, items = self.scheduler, plan.items
         if plan.prefill_tokens or plan.preempted or len(items) != scheduler.running_sequences:
             return 1
-        if any(state.place is Place.WAITING for state in scheduler.states()):
+        if any(state.place is QueueState.WAITING for state in scheduler.states()):
             return 1
         if any(self.flights[item.state.request.key].decoded_s is None for item in items):
             return 1
@@ -238,18 +238,18 @@ class VirtualWorker:
         self._is_turning = True  # posts from here on wait for the turn
         self._measure(step)
         for item in step.plan.items:
-            if item.state.place is not Place.GONE:
+            if item.state.place is not QueueState.GONE:
                 self._commit(item, step)
         self._turn()
 
-    def _commit(self, item: StepItem, step: _Step) -> None:
+    def _commit(self, item: StepItem, step: _SimulatedStep) -> None:
         """Do what `Engine._commit` and `_settle` do with a request of one choice."""
         state, sequence, more = item.state, item.sequence, step.count - 1
         if more and self.space.extend(state, sequence, item.end + more) is None:
             raise RuntimeError(f"worker {self.worker} has too few blocks for the stretch that it planned")
         flight = self.flights[state.request.key]
         sequence.computed = item.end + more
-        if item.takers:
+        if item.sampling_choices:
             sequence.outputs.extend([flight.number] * (more + 1))
             sequence.has_sampled = True
             state.is_preempted = False
@@ -257,10 +257,10 @@ class VirtualWorker:
         if state.is_prefill_only:
             flight.computed_tokens = item.end
             self.role.computed(flight, step.started_s)
-        if item.takers:
+        if item.sampling_choices:
             self._settle(flight, state)
 
-    def _settle(self, flight: Flight, state: RequestState) -> None:
+    def _settle(self, flight: SimulatedRequest, state: RequestState) -> None:
         """Handle a request's new token: park or end it."""
         sequence = state.leader
         if len(sequence.outputs) >= state.request.sampling.max_tokens:
@@ -278,7 +278,7 @@ class VirtualWorker:
             self.done.requests += 1
             self.role.finished(flight)
 
-    def _measure(self, step: _Step) -> None:
+    def _measure(self, step: _SimulatedStep) -> None:
         plan, count, step_s = step.plan, step.count, step.step_s
         if step_s > 0:
             if plan.decode_tokens and not plan.prefill_tokens:
@@ -293,7 +293,7 @@ class VirtualWorker:
         self.done.decode_tokens += plan.decode_tokens * count
 
     def _new_state(
-        self, flight: Flight, kind: RequestKind, outputs: tuple[ChoiceState, ...], arrival_s: float
+        self, flight: SimulatedRequest, kind: RequestKind, outputs: tuple[ChoiceState, ...], arrival_s: float
     ) -> RequestState:
         """Make a state as the engine does. The prompt's tokens are unknown and not needed: its block hashes are
         given."""

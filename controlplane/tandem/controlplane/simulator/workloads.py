@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 
-from tandem.controlplane.simulator.traces import MOONCAKE_BLOCK_TOKENS, Trace, TraceRequest
+from tandem.controlplane.simulator.traces import MOONCAKE_BLOCK_TOKENS, RequestLog, TraceRequest
 
 _SPREAD = 0.5
 """Standard deviation of the logarithm of a length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conversations:
+class ConversationWorkload:
     """Conversations of growing prompts, after the statistics of Mooncake's conversation trace.
 
     One block is common to all prompts. A conversation's first prompt is log-normal around `first_tokens`; every further
@@ -33,8 +33,8 @@ class Conversations:
     max_tokens: int = 120_000
 
 
-def conversations(shape: Conversations, seed: int) -> Trace:
-    """Make the trace; see `Conversations`. The last ones are cut off where `requests` are reached."""
+def conversations(shape: ConversationWorkload, seed: int) -> RequestLog:
+    """Make the trace; see `ConversationWorkload`. The last ones are cut off where `requests` are reached."""
     dice, blocks = random.Random(seed), count(1)  # noqa: S311 - no secrets
     requests: list[TraceRequest] = []
     start_s = 0.0
@@ -42,11 +42,11 @@ def conversations(shape: Conversations, seed: int) -> Trace:
         start_s += dice.expovariate(shape.rate / shape.turns)
         requests += _conversation(shape, dice, start_s, blocks)
     first = sorted(requests, key=lambda r: r.arrival_s)[: shape.requests]
-    return Trace(name=f"conversations-{seed}", requests=tuple(first))
+    return RequestLog(name=f"conversations-{seed}", requests=tuple(first))
 
 
 def _conversation(
-    shape: Conversations, dice: random.Random, start_s: float, blocks: Iterator[int]
+    shape: ConversationWorkload, dice: random.Random, start_s: float, blocks: Iterator[int]
 ) -> Iterator[TraceRequest]:
     size, at_s = MOONCAKE_BLOCK_TOKENS, start_s
     tokens, held = int(shape.first_tokens * dice.lognormvariate(0.0, shape.spread)) + size, [0]
@@ -64,7 +64,7 @@ def _conversation(
 
 def shared_prompt(
     *, requests: int, rate: float, shared_tokens: int, own_tokens: int, output_tokens: int, seed: int
-) -> Trace:
+) -> RequestLog:
     """Make a trace of Poisson arrivals: a common system prompt, then about `own_tokens` tokens of each prompt's own.
 
     Lengths are exponential, so that requests differ in work.
@@ -79,10 +79,10 @@ def shared_prompt(
         output = 1 + min(2000, int(dice.expovariate(1 / output_tokens)))
         made.append(TraceRequest(arrival_s=at_s, prompt_tokens=tokens, output_tokens=output, blocks=ids))
         at_s += dice.expovariate(rate)
-    return Trace(name=f"shared-prompt-{seed}", requests=tuple(made))
+    return RequestLog(name=f"shared-prompt-{seed}", requests=tuple(made))
 
 
-def varied(*, requests: int, rate: float, prompt_tokens: int, output_tokens: int, seed: int) -> Trace:
+def varied(*, requests: int, rate: float, prompt_tokens: int, output_tokens: int, seed: int) -> RequestLog:
     """Make a trace of Poisson arrivals; nothing is shared. Lengths are log-normal with these means, usually half to
     twice them."""
     dice = random.Random(seed)  # noqa: S311 - no secrets
@@ -94,4 +94,4 @@ def varied(*, requests: int, rate: float, prompt_tokens: int, output_tokens: int
         )
         made.append(TraceRequest(arrival_s=at_s, prompt_tokens=prompt, output_tokens=output))
         at_s += dice.expovariate(rate)
-    return Trace(name=f"{rate:g}/s of {prompt_tokens}+{output_tokens} tokens", requests=tuple(made))
+    return RequestLog(name=f"{rate:g}/s of {prompt_tokens}+{output_tokens} tokens", requests=tuple(made))

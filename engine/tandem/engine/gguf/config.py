@@ -11,7 +11,7 @@ from tandem.core.gguf.model_files import GgufModel
 from tandem.core.gguf.tokens import end_token_ids
 from tandem.engine.config_fields import Fields
 from tandem.engine.gguf.families import family_of
-from tandem.engine.gguf.keys import Keys
+from tandem.engine.gguf.keys import MetadataReader
 
 EMBEDDING, HEAD, ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
 _PLAIN = {"F32": "float32", "F16": "float16"}
@@ -23,7 +23,7 @@ _CLOSE = 1e-5
 def read_gguf_fields(path: Path) -> Fields:
     """Return the file's model as fields of a config.json. Raises ModelError with the key that is not supported."""
     model = GgufModel(path)
-    family, keys = family_of(model), Keys(model.metadata)
+    family, keys = family_of(model), MetadataReader(model.metadata)
     keys.check(family.reads)
     hidden, heads = keys.positive("embedding_length"), keys.positive("attention.head_count")
     if EMBEDDING not in model.file_of:
@@ -70,7 +70,7 @@ def _dtype(model: GgufModel) -> str:
     return _PLAIN.get(max(sizes, key=lambda kind: sizes[kind]), "bfloat16")
 
 
-def _llama3(model: GgufModel, keys: Keys, head_dim: int) -> dict[str, Any]:
+def _llama3(model: GgufModel, keys: MetadataReader, head_dim: int) -> dict[str, Any]:
     """Out of `rope_freqs.weight`, what each frequency is divided by. Raises ModelError for other factors than those of
     `_LLAMA3`."""
     tensor, theta = model.tensor(ROPE_FACTORS), keys.rope()["rope_theta"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tandem.core.gguf.model_files import GgufModel
-from tandem.engine.gguf.keys import Keys
+from tandem.engine.gguf.keys import MetadataReader
 
 READS = frozenset({
     "attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_length_mla", "attention.value_length_mla",
@@ -33,7 +33,7 @@ _MULTIPLIER = 0.1
 """Of `mscale_all_dim` in `yarn_log_multiplier`."""
 
 
-def deepseek_fields(keys: Keys, _model: GgufModel) -> dict[str, Any]:
+def deepseek_fields(keys: MetadataReader, _model: GgufModel) -> dict[str, Any]:
     """Raises ModelError with the key that is wrong."""
     query, turned = (keys.positive(name) for name in (_width(keys, "key"), "rope.dimension_count"))
     if turned >= query:
@@ -48,13 +48,13 @@ def deepseek_fields(keys: Keys, _model: GgufModel) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _width(keys: Keys, of: str) -> str:
+def _width(keys: MetadataReader, of: str) -> str:
     """The key with the width of a head."""
     name = f"attention.{of}_length"
     return f"{name}_mla" if keys.has(f"{name}_mla") else name
 
 
-def _rope(keys: Keys) -> dict[str, Any]:
+def _rope(keys: MetadataReader) -> dict[str, Any]:
     """Both mscales are the same in all models that were published, so that rotations have no length of their own."""
     rope, multiplier = keys.rope(), keys.number("rope.scaling.yarn_log_multiplier")
     if rope.get("rope_type") != "yarn":
@@ -65,7 +65,7 @@ def _rope(keys: Keys) -> dict[str, Any]:
     return rope
 
 
-def _experts(keys: Keys) -> dict[str, Any]:
+def _experts(keys: MetadataReader) -> dict[str, Any]:
     """Version 3 has sigmoids. A file without groups has one, as llama.cpp computes it."""
     if not keys.count("expert_count"):
         return {"first_k_dense_replace": keys.positive("block_count"), "architectures": ["DeepseekV2ForCausalLM"]}

@@ -12,9 +12,9 @@ from typing import Any
 
 from tandem.core.gguf.model_files import GgufModel
 from tandem.engine.gguf import deepseek
-from tandem.engine.gguf.keys import Keys
+from tandem.engine.gguf.keys import MetadataReader
 
-Extra = Callable[[Keys, GgufModel], dict[str, Any]]
+Extra = Callable[[MetadataReader, GgufModel], dict[str, Any]]
 """Fields of config.json beside those that all families have."""
 
 _LAYER = {
@@ -58,24 +58,24 @@ class GgufFamily:
     reads: frozenset[str] = frozenset()
 
 
-def _llama(_keys: Keys, model: GgufModel) -> dict[str, Any]:
+def _llama(_keys: MetadataReader, model: GgufModel) -> dict[str, Any]:
     return {
         "attention_bias": "blk.0.attn_q.bias" in model.file_of, "mlp_bias": "blk.0.ffn_up.bias" in model.file_of,
     }  # fmt: skip
 
 
-def _mixtral(keys: Keys, _model: GgufModel) -> dict[str, Any]:
+def _mixtral(keys: MetadataReader, _model: GgufModel) -> dict[str, Any]:
     return {
         "num_local_experts": keys.experts(), "num_experts_per_tok": keys.positive("expert_used_count"),
         "sliding_window": None,
     }  # fmt: skip
 
 
-def _qwen(_keys: Keys, _model: GgufModel) -> dict[str, Any]:
+def _qwen(_keys: MetadataReader, _model: GgufModel) -> dict[str, Any]:
     return {"use_sliding_window": False}
 
 
-def _qwen3moe(keys: Keys, _model: GgufModel) -> dict[str, Any]:
+def _qwen3moe(keys: MetadataReader, _model: GgufModel) -> dict[str, Any]:
     """llama.cpp divides the weights of a token's experts by their sum in every file of this architecture."""
     return {
         "num_experts": keys.experts(), "num_experts_per_tok": keys.positive("expert_used_count"),
@@ -84,7 +84,7 @@ def _qwen3moe(keys: Keys, _model: GgufModel) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _gpt_oss(keys: Keys, _model: GgufModel) -> dict[str, Any]:
+def _gpt_oss(keys: MetadataReader, _model: GgufModel) -> dict[str, Any]:
     """Bounds of stretched frequencies are not whole pairs, though no key states it."""
     rope = keys.rope()
     return {
@@ -95,7 +95,7 @@ def _gpt_oss(keys: Keys, _model: GgufModel) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _gemma(keys: Keys, large_layers: int) -> dict[str, Any]:
+def _gemma(keys: MetadataReader, large_layers: int) -> dict[str, Any]:
     """The size of `large_layers` layers, 27B, scales scores by hidden / heads: not in the metadata, from llama.cpp."""
     is_large = keys.positive("block_count") == large_layers
     scalar = keys.positive("embedding_length") / keys.positive("attention.head_count")
@@ -106,14 +106,14 @@ def _gemma(keys: Keys, large_layers: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _gemma2(keys: Keys, _model: GgufModel) -> dict[str, Any]:
+def _gemma2(keys: MetadataReader, _model: GgufModel) -> dict[str, Any]:
     return _gemma(keys, 46) | {
         "attn_logit_softcapping": keys.number("attn_logit_softcapping", 50.0),
         "final_logit_softcapping": keys.number("final_logit_softcapping", 30.0),
     }
 
 
-def _gemma3(keys: Keys, _model: GgufModel) -> dict[str, Any]:
+def _gemma3(keys: MetadataReader, _model: GgufModel) -> dict[str, Any]:
     """Layers with a window turn by a base of their own, and are never stretched."""
     rope, local = keys.rope(1e6), keys.number("rope.freq_base_swa", 1e4)
     return _gemma(keys, 62) | {

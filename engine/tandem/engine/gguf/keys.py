@@ -26,7 +26,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Allowed values of a key in a family that does not read it."""
 
 
-class Keys:
+class MetadataReader:
     """Of `metadata`. All readers raise ModelError with file and key."""
 
     def __init__(self, metadata: Metadata) -> None:

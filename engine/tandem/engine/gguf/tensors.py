@@ -23,7 +23,7 @@ from tandem.engine.gguf import deepseek
 from tandem.engine.gguf.config import EMBEDDING, HEAD, ROPE_FACTORS
 from tandem.engine.gguf.dequantize import DEQUANTIZE, dequantize
 from tandem.engine.gguf.families import GgufFamily, family_of
-from tandem.engine.gguf.keys import Keys
+from tandem.engine.gguf.keys import MetadataReader
 
 _NUMBERS_AT_ONCE = 1 << 18
 """Numbers converted at once: their intermediate results stay in a cache."""
@@ -181,7 +181,7 @@ class GgufTensors:
 
     def __init__(self, path: Path) -> None:
         model = GgufModel(path)
-        self._slices = dict(_named(model, family_of(model), Keys(model.metadata)))
+        self._slices = dict(_named(model, family_of(model), MetadataReader(model.metadata)))
 
     def keys(self) -> list[str]:
         return list(self._slices)
@@ -191,7 +191,7 @@ class GgufTensors:
         return self._slices[key]
 
 
-def _named(model: GgufModel, family: GgufFamily, keys: Keys) -> Iterator[tuple[str, GgufSlice | HeadPairs]]:
+def _named(model: GgufModel, family: GgufFamily, keys: MetadataReader) -> Iterator[tuple[str, GgufSlice | HeadPairs]]:
     for name, file in model.file_of.items():
         whole = GgufSlice(file=file, stored=file.tensors[name])
         outer, block = _OUTER.get(name), _BLOCK.fullmatch(name)
@@ -223,7 +223,7 @@ def _pairs_of(model: GgufModel, layer: int) -> HeadPairs | None:
 
 
 def _of_layer(
-    whole: GgufSlice, name: tuple[int, str, str], family: GgufFamily, keys: Keys
+    whole: GgufSlice, name: tuple[int, str, str], family: GgufFamily, keys: MetadataReader
 ) -> Iterator[tuple[str, GgufSlice]]:
     layer, part, kind = name
     prefix, shape = f"model.layers.{layer}", whole.stored.shape

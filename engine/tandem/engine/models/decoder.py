@@ -34,7 +34,7 @@ from tandem.engine.models.rope import rotation_table
 from tandem.engine.parallel import SingleRank, TensorGroup
 from tandem.engine.quantizing import Quantizer
 from tandem.engine.tp_checks import check_tp
-from tandem.engine.weights import Parameter, Part, Split, load_weights
+from tandem.engine.weights import Parameter, TensorPart, TensorSplit, load_weights
 from tandem.kernels.backend import REFERENCE, uses_triton
 from tandem.kernels.fused_layer import DenseLayers, DenseRow, LayerParts, PagedRows, fuse, join
 from tandem.kernels.rms_norm import rms_norm
@@ -93,7 +93,7 @@ class Decoder:
         self._quantizer = quantizer
         self._backend = REFERENCE if is_deterministic else None
         check_tp(config, self._tp_size)
-        split = Split.PADDED_ROWS
+        split = TensorSplit.PADDED_ROWS
         self.embedding = self._parameter(("model.embed_tokens", config.vocab_size), columns=config.hidden, split=split)
         self.norm = self._parameter(("model.norm", config.hidden))
         self.head = self.embedding
@@ -233,12 +233,12 @@ class Decoder:
         return self._group.all_reduce_(x.masked_fill_(elsewhere[:, None], 0))
 
     def _parameter(
-        self, *named: tuple[str, int], columns: int | None = None, split: Split = Split.WHOLE, kind: str = "weight",
-        replicas: int = 1,
+        self, *named: tuple[str, int], columns: int | None = None, split: TensorSplit = TensorSplit.WHOLE,
+        kind: str = "weight", replicas: int = 1,
     ) -> Parameter:  # fmt: skip
         """A parameter of tensors `name.kind`; all but the first are replicated `replicas` times (K and V heads)."""
         parts = tuple(
-            Part(key=f"{name}.{kind}", rows=rows, replicas=replicas if place else 1)
+            TensorPart(key=f"{name}.{kind}", rows=rows, replicas=replicas if place else 1)
             for place, (name, rows) in enumerate(named)
         )
         return Parameter.on_meta(parts, columns=columns, split=split, dtype=self.dtype, tp_size=self._tp_size)
@@ -251,7 +251,7 @@ class Decoder:
         wide, narrow = c.heads * c.head_dim, c.kv_heads * c.head_dim
         qkv = ((f"{attention}.q_proj", wide), (f"{attention}.k_proj", narrow), (f"{attention}.v_proj", narrow))
         copies = max(1, self._tp_size // c.kv_heads)
-        rows, columns, make = Split.ROWS, Split.COLUMNS, self._parameter
+        rows, columns, make = TensorSplit.ROWS, TensorSplit.COLUMNS, self._parameter
         latent = None if c.latent is None else LatentParameters.of(c, attention, make, self._tp_size)
         qkv_bias = make(*qkv, split=rows, kind="bias", replicas=copies) if c.has_qkv_bias else None
         return LayerParameters(

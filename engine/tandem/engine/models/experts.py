@@ -18,7 +18,7 @@ from tandem.engine.linear import Linear
 from tandem.engine.models.group_routing import CorrectedSigmoidRouter, GroupedSoftmaxRouter
 from tandem.engine.models.mlp import MakeParameter, MlpParameters, mlp_parameters
 from tandem.engine.models.routing import ChosenSoftmaxRouter, Router, Routing, SoftmaxRouter
-from tandem.engine.weights import Entry, Parameter, Part, Split
+from tandem.engine.weights import ExpertEntry, Parameter, TensorPart, TensorSplit
 
 ROUTERS: dict[str, Callable[[ExpertsConfig, Linear, Tensor | None], Router]] = {
     "softmax": SoftmaxRouter, "chosen_softmax": ChosenSoftmaxRouter, "softmax by groups": GroupedSoftmaxRouter,
@@ -62,9 +62,9 @@ def expert_parameters(experts: ExpertsConfig, layer: str, hidden: int, make: Mak
     block, each = f"{layer}.{names.block}", [f"{layer}.{names.block}.experts.{n}" for n in range(experts.count)]
     pairs = [(f"{one}.{name}", features) for one in each for name in (names.gate, names.up)]
     router = make((f"{block}.gate", experts.count), columns=hidden)
-    gate_up = make(*pairs, columns=hidden, split=Split.ROWS)
-    down = make(*((f"{one}.{names.down}", hidden) for one in each), columns=features, split=Split.COLUMNS)
-    router.other_parts = (Part(key=f"{layer}.mlp.gate.weight", rows=experts.count),)
+    gate_up = make(*pairs, columns=hidden, split=TensorSplit.ROWS)
+    down = make(*((f"{one}.{names.down}", hidden) for one in each), columns=features, split=TensorSplit.COLUMNS)
+    router.other_parts = (TensorPart(key=f"{layer}.mlp.gate.weight", rows=experts.count),)
     gate_up.other_parts = _entries(f"{layer}.mlp.experts.gate_up_proj", experts.count, features, 2)
     down.other_parts = _entries(f"{layer}.mlp.experts.down_proj", experts.count, hidden, 1)
     correction = shared = None
@@ -78,10 +78,14 @@ def expert_parameters(experts: ExpertsConfig, layer: str, hidden: int, make: Mak
     return ExpertParameters(router=router, gate_up=gate_up, down=down, correction=correction, shared=shared)
 
 
-def _entries(key: str, count: int, rows: int, pieces: int) -> tuple[Part, ...]:
+def _entries(key: str, count: int, rows: int, pieces: int) -> tuple[TensorPart, ...]:
     """Parts of one tensor [count, pieces · rows, columns], in its order."""
     return tuple(
-        Part(key=key, rows=rows, entry=Entry(index=index, of=count, first_row=piece * rows, stored_rows=pieces * rows))
+        TensorPart(
+            key=key,
+            rows=rows,
+            entry=ExpertEntry(index=index, of=count, first_row=piece * rows, stored_rows=pieces * rows),
+        )
         for index in range(count)
         for piece in range(pieces)
     )

@@ -20,7 +20,7 @@ from tandem.engine.gpt_oss_config import BiasedExpertsConfig
 from tandem.engine.models.experts import ExpertParameters
 from tandem.engine.models.mlp import MakeParameter
 from tandem.engine.mxfp4 import GROUP, GROUP_BYTES, dequantize_mxfp4
-from tandem.engine.weights import Checkpoint, Parameter, Part, Split
+from tandem.engine.weights import Checkpoint, Parameter, TensorPart, TensorSplit
 
 StackParameter = Callable[..., Parameter]
 """`Parameter.on_meta` for the model's dtype and ranks."""
@@ -75,7 +75,7 @@ def biased_expert_parameters(
     """The experts of `layer` ("model.layers.0")."""
     pair, mlp = 2 * experts.intermediate, f"{layer}.mlp"
 
-    def parts(name: str, rows: int, columns: int | None) -> tuple[Part, ...]:
+    def parts(name: str, rows: int, columns: int | None) -> tuple[TensorPart, ...]:
         is_packed = experts.is_mxfp4 and columns is not None
         sources = [
             StackedExpert(
@@ -84,16 +84,16 @@ def biased_expert_parameters(
             )
             for index in range(experts.count)
         ]  # fmt: skip
-        return tuple(Part(key=source.keys[0], rows=rows, source=source) for source in sources)
+        return tuple(TensorPart(key=source.keys[0], rows=rows, source=source) for source in sources)
 
-    def each(kind: str, rows: int, *names: str) -> tuple[Part, ...]:
+    def each(kind: str, rows: int, *names: str) -> tuple[TensorPart, ...]:
         keys = (f"{mlp}.experts.{index}.{name}.{kind}" for index in range(experts.count) for name in names)
-        return tuple(Part(key=key, rows=rows) for key in keys)
+        return tuple(TensorPart(key=key, rows=rows) for key in keys)
 
     features = experts.intermediate
-    gate_up = stack(parts("gate_up_proj", pair, hidden), columns=hidden, split=Split.ROWS)
-    gate_up_bias = stack(parts("gate_up_proj_bias", pair, None), split=Split.ROWS)
-    down = stack(parts("down_proj", hidden, features), columns=features, split=Split.COLUMNS)
+    gate_up = stack(parts("gate_up_proj", pair, hidden), columns=hidden, split=TensorSplit.ROWS)
+    gate_up_bias = stack(parts("gate_up_proj_bias", pair, None), split=TensorSplit.ROWS)
+    down = stack(parts("down_proj", hidden, features), columns=features, split=TensorSplit.COLUMNS)
     down_bias = stack(parts("down_proj_bias", hidden, None))
     for kind, of_pair, of_down in (("weight", gate_up, down), ("bias", gate_up_bias, down_bias)):
         of_pair.other_parts = each(kind, features, "gate_proj", "up_proj")

@@ -9,7 +9,7 @@ from tandem.engine.gpt_oss_config import BiasedExpertsConfig
 from tandem.engine.linear import Linear
 from tandem.engine.models.experts import ExpertParameters
 from tandem.engine.models.routing import Router
-from tandem.kernels.expert_mlp import ExpertWeights, Gate, expert_mlp
+from tandem.kernels.expert_mlp import ExpertWeights, GateActivation, expert_mlp
 
 
 def grouped_experts(
@@ -19,9 +19,9 @@ def grouped_experts(
 
     `activation` is the model's, for experts that have none of their own; with `has_down_bias` this rank adds the bias.
     """
-    gate = Gate(kind=activation)
+    gate = GateActivation(kind=activation)
     if isinstance(experts, BiasedExpertsConfig):
-        gate = Gate(kind="clamped", alpha=experts.alpha, limit=experts.limit)
+        gate = GateActivation(kind="clamped", alpha=experts.alpha, limit=experts.limit)
     weights = ExpertWeights(
         count=experts.count, gate_up=of.gate_up.tensor, down=of.down.tensor, gate=gate,
         gate_up_bias=None if of.gate_up_bias is None else of.gate_up_bias.tensor,

@@ -23,7 +23,7 @@ from torch import Tensor
 from tandem.engine.latent_config import LatentShape
 from tandem.engine.linear import Linear
 from tandem.engine.model_config import ModelConfig
-from tandem.engine.weights import Parameter, Split
+from tandem.engine.weights import Parameter, TensorSplit
 from tandem.kernels.deterministic_linear import deterministic_linear
 from tandem.kernels.dtypes import product_dtype
 from tandem.kernels.rope import rotate
@@ -33,14 +33,14 @@ HeadProduct = Callable[[Tensor], Tensor]
 """[T, heads, in] to [T, heads, out], each head with its own matrix."""
 
 
-class MakeParameter(Protocol):
+class ParameterFactory(Protocol):
     """As `Decoder._parameter`."""
 
     def __call__(
         self,
         *named: tuple[str, int],
         columns: int | None = None,
-        split: Split = Split.WHOLE,
+        split: TensorSplit = TensorSplit.WHOLE,
         kind: str = "weight",
         replicas: int = 1,
     ) -> Parameter: ...
@@ -59,7 +59,7 @@ class LatentParameters:
     kv_up: Parameter
 
     @classmethod
-    def of(cls, config: ModelConfig, name: str, make: MakeParameter, tp_size: int) -> LatentParameters:
+    def of(cls, config: ModelConfig, name: str, make: ParameterFactory, tp_size: int) -> LatentParameters:
         """Of the attention called `name`, which must be of this kind in the model."""
         assert config.latent is not None
         shape, hidden, heads, has_bias = config.latent, config.hidden, config.heads, config.has_qkv_bias
@@ -67,10 +67,10 @@ class LatentParameters:
         latent = (f"{name}.kv_a_proj_with_mqa", shape.width)
         kv_norm = make((f"{name}.kv_a_layernorm", shape.rank))
         kv_up = make(
-            (f"{name}.kv_b_proj", heads * (shape.plain + shape.value)), columns=shape.rank, split=Split.ROWS
+            (f"{name}.kv_b_proj", heads * (shape.plain + shape.value)), columns=shape.rank, split=TensorSplit.ROWS
         )  # fmt: skip
         if rank is None:
-            down = make((f"{name}.q_proj", queries), latent, columns=hidden, split=Split.ROWS, replicas=tp_size)
+            down = make((f"{name}.q_proj", queries), latent, columns=hidden, split=TensorSplit.ROWS, replicas=tp_size)
             bias = make(latent, kind="bias") if has_bias else None
             return cls(down=down, down_bias=bias, q_norm=None, q_up=None, kv_norm=kv_norm, kv_up=kv_up)
         made_of = (f"{name}.q_a_proj", rank)
@@ -78,7 +78,7 @@ class LatentParameters:
             down=make(made_of, latent, columns=hidden),
             down_bias=make(made_of, latent, kind="bias") if has_bias else None,
             q_norm=make((f"{name}.q_a_layernorm", rank)),
-            q_up=make((f"{name}.q_b_proj", queries), columns=rank, split=Split.ROWS),
+            q_up=make((f"{name}.q_b_proj", queries), columns=rank, split=TensorSplit.ROWS),
             kv_norm=kv_norm,
             kv_up=kv_up,
         )

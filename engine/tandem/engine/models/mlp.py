@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from tandem.engine.linear import Linear
-from tandem.engine.weights import Parameter, Split
+from tandem.engine.weights import Parameter, TensorSplit
 from tandem.kernels.quantized_linear import QuantizedLinear
 from tandem.kernels.silu_mul import silu_mul
 
@@ -18,7 +18,11 @@ class MakeParameter(Protocol):
     """A parameter without memory of tensors `name.kind`, each with so many rows."""
 
     def __call__(
-        self, *named: tuple[str, int], columns: int | None = None, split: Split = Split.WHOLE, kind: str = "weight"
+        self,
+        *named: tuple[str, int],
+        columns: int | None = None,
+        split: TensorSplit = TensorSplit.WHOLE,
+        kind: str = "weight",
     ) -> Parameter: ...
 
 
@@ -43,9 +47,9 @@ def mlp_parameters(
     gate_up = ((f"{name}.gate_proj", intermediate), (f"{name}.up_proj", intermediate))
     down = (f"{name}.down_proj", hidden)
     return MlpParameters(
-        gate_up=make(*gate_up, columns=hidden, split=Split.ROWS),
-        gate_up_bias=make(*gate_up, split=Split.ROWS, kind="bias") if has_bias else None,
-        down=make(down, columns=intermediate, split=Split.COLUMNS),
+        gate_up=make(*gate_up, columns=hidden, split=TensorSplit.ROWS),
+        gate_up_bias=make(*gate_up, split=TensorSplit.ROWS, kind="bias") if has_bias else None,
+        down=make(down, columns=intermediate, split=TensorSplit.COLUMNS),
         down_bias=make(down, kind="bias") if has_bias else None,
     )
 

@@ -28,13 +28,13 @@ static void share_out(void *data) {
 }
 
 /* Products of numbers that a thread should have at least. */
-#define LEAST_SHARE 65536
+#define MIN_WORK 65536
 
 /* `given` is a `struct product`; nothing else is looked at. */
 int tandem_deterministic_linear(const struct product *given, float unused) {
     struct product p = *given;
     (void)unused;
-    p.threads = threads_for(p.threads, p.rows * p.columns * p.inner, LEAST_SHARE);
+    p.threads = threads_for(p.threads, p.rows * p.columns * p.inner, MIN_WORK);
     run_region(share_out, &p, p.threads);
     return 0;
 }

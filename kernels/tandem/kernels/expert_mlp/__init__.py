@@ -7,9 +7,9 @@ from torch import Tensor
 
 from tandem.kernels.backend import uses_triton
 from tandem.kernels.expert_mlp.reference import expert_mlp_reference
-from tandem.kernels.expert_mlp.weights import ExpertWeights, Gate
+from tandem.kernels.expert_mlp.weights import ExpertWeights, GateActivation
 
-__all__ = ["ExpertWeights", "Gate", "expert_mlp"]
+__all__ = ["ExpertWeights", "GateActivation", "expert_mlp"]
 
 
 def expert_mlp(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tandem.kernels.expert_mlp.weights import CLAMPED, GELU_TANH, ExpertWeights, Gate
+from tandem.kernels.expert_mlp.weights import CLAMPED, GELU_TANH, ExpertWeights, GateActivation
 
 
 def expert_mlp_reference(x: Tensor, chosen: Tensor, shares: Tensor, experts: ExpertWeights) -> Tensor:
@@ -30,7 +30,7 @@ def expert_mlp_reference(x: Tensor, chosen: Tensor, shares: Tensor, experts: Exp
     return total.to(x.dtype)
 
 
-def activate(gate_up: Tensor, kind: Gate) -> Tensor:
+def activate(gate_up: Tensor, kind: GateActivation) -> Tensor:
     """fp32 [rows, 2 · features], gate first, to [rows, features]."""
     gate, up = gate_up.chunk(2, -1)
     if kind.kind == CLAMPED:

@@ -10,7 +10,7 @@ SILU, GELU_TANH, CLAMPED = "silu", "gelu_tanh", "clamped"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gate:
+class GateActivation:
     """The activation of gate and up, computed in fp32.
 
     silu        silu(gate) · up
@@ -41,7 +41,7 @@ class ExpertWeights:
     down: Tensor
     gate_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
-    gate: Gate = Gate()
+    gate: GateActivation = GateActivation()
 
     def __post_init__(self) -> None:
         hidden, features = self.gate_up.shape[1], self.down.shape[1]

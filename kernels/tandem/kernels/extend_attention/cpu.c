@@ -80,13 +80,13 @@ static void share_out(void *data) {
     if (uses_amx) open_amx();
     while (1) {
         if (which == 0) go_on(e);
-        meet(count);
+        barrier(count);
         if (e->sequence >= e->sequences) break;
         for (int64_t i; (i = __atomic_fetch_add(&e->next_part, 1, __ATOMIC_RELAXED)) < e->parts;) pack_part(e, i);
-        meet(count);
+        barrier(count);
         for (int64_t i; (i = __atomic_fetch_add(&e->next_tile, 1, __ATOMIC_RELAXED)) < e->tiles * e->kv_heads;)
             attend_tile(e, i, product);
-        meet(count);
+        barrier(count);
     }
     if (uses_amx) close_amx();
 #endif

@@ -39,8 +39,8 @@ _Static_assert(sizeof(struct linear) == 20 * 8, "_PRODUCT_FIELDS in row.py");
 
 /* Fields that the code fills in itself: x and out of the norm, x of all products, room for quantised rows, all of gates but its
    width. */
-struct before { struct norm norm; struct linear qkv; struct turn turn; int64_t threads; };
-struct behind {
+struct pre_attention { struct norm norm; struct linear qkv; struct rope_args turn; int64_t threads; };
+struct post_attention {
     const uint16_t *mixed;
     int64_t mixed_width;
     struct linear o;
@@ -51,7 +51,7 @@ struct behind {
     int64_t threads;
 };
 
-struct call { const struct before *before; const struct behind *behind; float eps; int64_t threads; };
+struct call { const struct pre_attention *pre_attention; const struct post_attention *post_attention; float eps; int64_t threads; };
 
 /* For tests and at the start: the instructions by name, "" = the best; 0 if this CPU has not got them. */
 int tandem_choose_path(const char *name) {
@@ -93,17 +93,17 @@ static void linear_share(const struct linear *given, const uint16_t *x, int64_t 
 
 static void run_before(void *data) {
     const struct call *c = data;
-    const struct norm *given = &c->before->norm;
+    const struct norm *given = &c->pre_attention->norm;
     uint16_t normed[given->rows * given->width] __attribute__((aligned(64)));
     struct norm norm = *given;
     norm.out = (char *)normed;
     norm_rows_avx512(&norm, c->eps, 0, norm.rows);
-    linear_share(&c->before->qkv, normed, thread(c->threads), threads(c->threads));
+    linear_share(&c->pre_attention->qkv, normed, thread(c->threads), threads(c->threads));
 }
 
 static void run_behind(void *data) {
     const struct call *c = data;
-    const struct behind *b = c->behind;
+    const struct post_attention *b = c->post_attention;
     const int64_t which = thread(c->threads), count = threads(c->threads), numbers = b->norm.rows * b->norm.width;
     uint16_t x[numbers] __attribute__((aligned(64))), normed[numbers] __attribute__((aligned(64)));
     uint16_t gated[b->norm.rows * b->gates.width] __attribute__((aligned(64)));
@@ -111,11 +111,11 @@ static void run_behind(void *data) {
     struct gates gates = b->gates;
     linear_share(&b->o, b->mixed, which, count);
     memcpy(x, norm.x, sizeof x);
-    meet(count);
+    barrier(count);
     norm.x = (char *)x, norm.added = linear_out(&b->o), norm.out = (char *)normed;
     norm_rows_avx512(&norm, c->eps, 0, norm.rows);
     linear_share(&b->gate_up, normed, which, count);
-    meet(count);
+    barrier(count);
     gates.x = linear_out(&b->gate_up), gates.out = (char *)gated, gates.rows = norm.rows, gates.is_bf16 = 1;
     gate_rows_avx512(&gates, 0, gates.rows);
     linear_share(&b->down, gated, which, count);
@@ -134,36 +134,36 @@ ENTRY void add_two(char *x, const void *first, const void *second, int64_t numbe
 /* Of several rows a thread takes its own where nothing is summed over columns; the room between two parts is shared. */
 static void run_rows_before(void *data) {
     const struct call *c = data;
-    const struct norm *norm = &c->before->norm;
+    const struct norm *norm = &c->pre_attention->norm;
     const int64_t which = thread(c->threads), count = threads(c->threads);
     const int64_t first = norm->rows * which / count, last = norm->rows * (which + 1) / count;
     norm_rows_avx512(norm, c->eps, first, last);
-    meet(count);
-    const struct linear *qkv = &c->before->qkv;
+    barrier(count);
+    const struct linear *qkv = &c->pre_attention->qkv;
     rows_share(qkv, (const uint16_t *)norm->out, linear_out(qkv), norm->rows, norm->width, which, count);
-    meet(count);
-    turn_rows_avx512(&c->before->turn, first, last);
+    barrier(count);
+    turn_rows_avx512(&c->pre_attention->turn, first, last);
 }
 
 static void run_rows_behind(void *data) {
     const struct call *c = data;
-    const struct behind *b = c->behind;
+    const struct post_attention *b = c->post_attention;
     const int64_t which = thread(c->threads), count = threads(c->threads), rows = b->norm.rows, width = b->norm.width;
     const int64_t first = rows * which / count, last = rows * (which + 1) / count, inner = b->gates.width;
     struct norm norm = b->norm;
     rows_share(&b->o, b->mixed, linear_out(&b->o), rows, b->mixed_width, which, count);
-    meet(count);
+    barrier(count);
     norm.added = linear_out(&b->o), norm.out = linear_out(&b->o); /* a row is added before it is written over */
     norm_rows_avx512(&norm, c->eps, first, last);
-    meet(count);
+    barrier(count);
     rows_share(&b->gate_up, (const uint16_t *)norm.out, linear_out(&b->gate_up), rows, width, which, count);
-    meet(count);
+    barrier(count);
     struct gates gates = {.x = linear_out(&b->gate_up), .out = linear_out(&b->gate_up), .rows = rows, .width = inner,
                           .out_stride = 2 * inner, .is_bf16 = 1};
     gate_rows_avx512(&gates, first, last);
-    meet(count);
+    barrier(count);
     rows_share(&b->down, (const uint16_t *)gates.out, linear_out(&b->down), rows, 2 * inner, which, count);
-    meet(count);
+    barrier(count);
     uint16_t *x = (uint16_t *)norm.x + first * width;
     add_row(x, x, linear_out(&b->down) + first * width * 2, (last - first) * width);
 }
@@ -175,26 +175,26 @@ static void many_rows_share(const struct linear *given, const uint16_t *x, char 
     p.x = (const char *)x, p.out = out, p.rows = rows, p.x_stride = p.inner;
     p.numbers = room, p.row_scales = (float *)(room + rows * p.stride);
     quantize_rows(&p, rows * which / count, rows * (which + 1) / count);
-    meet(count);
+    barrier(count);
     if (is_gated) gated_share(&p, which, count);
     else quantized_share(&p, which, count);
-    meet(count);
+    barrier(count);
 }
 
 static void run_many_before(void *data) {
     const struct call *c = data;
-    const struct norm *norm = &c->before->norm;
-    const struct linear *qkv = &c->before->qkv;
+    const struct norm *norm = &c->pre_attention->norm;
+    const struct linear *qkv = &c->pre_attention->qkv;
     const int64_t which = thread(c->threads), count = threads(c->threads), rows = norm->rows;
     const int64_t first = rows * which / count, last = rows * (which + 1) / count;
     norm_rows_avx512(norm, c->eps, first, last);
     many_rows_share(qkv, (const uint16_t *)norm->out, linear_out(qkv), rows, qkv->quantized.numbers, 0, which, count);
-    turn_rows_avx512(&c->before->turn, first, last);
+    turn_rows_avx512(&c->pre_attention->turn, first, last);
 }
 
 static void run_many_behind(void *data) {
     const struct call *c = data;
-    const struct behind *b = c->behind;
+    const struct post_attention *b = c->post_attention;
     const int64_t which = thread(c->threads), count = threads(c->threads), rows = b->norm.rows, width = b->norm.width;
     const int64_t first = rows * which / count, last = rows * (which + 1) / count;
     uint8_t *room = b->o.quantized.numbers;
@@ -226,26 +226,26 @@ static int run_layers(const int64_t *given, float eps) {
     return DONE;
 }
 
-/* `given`: 0 and a `struct before`, 1 and a `struct behind`, or 2 and what `run_layers` takes; 3 and 4: as 0 and 1, of as many
+/* `given`: 0 and a `struct pre_attention`, 1 and a `struct post_attention`, or 2 and what `run_layers` takes; 3 and 4: as 0 and 1, of as many
    rows as the norm has, with all of its room, tables and strides given; 5 and 6: as 3 and 4, of any number of rows. */
 int tandem_dense_row(const int64_t *given, float eps) {
     struct call c = {.eps = eps};
     if (*given == 2) return run_layers(given + 1, eps);
     if (*given == 0 || *given == 3 || *given == 5) {
-        c.before = (const void *)(given + 1);
-        c.threads = c.before->threads;
+        c.pre_attention = (const void *)(given + 1);
+        c.threads = c.pre_attention->threads;
         if (*given == 3) return run_region(run_rows_before, &c, c.threads), 0;
         if (*given == 5) return run_region(run_many_before, &c, c.threads), 0;
         run_region(run_before, &c, c.threads);
-        turn_rows_avx512(&c.before->turn, 0, c.before->turn.rows);
+        turn_rows_avx512(&c.pre_attention->turn, 0, c.pre_attention->turn.rows);
         return 0;
     }
-    c.behind = (const void *)(given + 1);
-    c.threads = c.behind->threads;
+    c.post_attention = (const void *)(given + 1);
+    c.threads = c.post_attention->threads;
     if (*given == 4) return run_region(run_rows_behind, &c, c.threads), 0;
     if (*given == 6) return run_region(run_many_behind, &c, c.threads), 0;
     run_region(run_behind, &c, c.threads);
-    add_two(c.behind->norm.x, linear_out(&c.behind->o), linear_out(&c.behind->down), c.behind->norm.rows * c.behind->norm.width);
+    add_two(c.post_attention->norm.x, linear_out(&c.post_attention->o), linear_out(&c.post_attention->down), c.post_attention->norm.rows * c.post_attention->norm.width);
     return 0;
 }
 

@@ -6,7 +6,7 @@
    itself. For several rows each thread normalises, turns, stores and gates its own, with barriers behind that,
    too: ten. */
 
-struct layer { const struct before *before; const struct behind *behind; char *pool; /* the first key of block 0, head 0 */ };
+struct layer { const struct pre_attention *pre_attention; const struct post_attention *post_attention; char *pool; /* the first key of block 0, head 0 */ };
 
 struct step {
     uint16_t *x; /* [rows][width], written over */
@@ -32,7 +32,7 @@ _Static_assert(offsetof(struct decode, scale) == 21 * 8, "layers.py gives what s
 /* Turns queries and keys of rows [first, last), and writes keys and values into the pool. */
 static void turn_and_store(const struct step *s, const struct layer *layer, int64_t first, int64_t last) {
     const struct decode *d = &s->decode;
-    struct turn turn = layer->before->turn;
+    struct rope_args turn = layer->pre_attention->turn;
     turn.x = s->qkv, turn.cos = s->cos, turn.sin = s->sin, turn.table_stride = s->table_stride;
     turn_rows_avx512(&turn, first, last);
     const int64_t head_bytes = d->width * 2, row_bytes = d->q_stride * 2;
@@ -52,9 +52,9 @@ static void attend_to_layer(const struct step *s, const struct layer *layer, int
     d.pool = layer->pool;
     const int64_t useful = count < d.threads ? count : d.threads;
     if (which < useful) decode_share(&d, which, useful);
-    meet(count);
+    barrier(count);
     if (which == 0) merge_parts(&d);
-    meet(count);
+    barrier(count);
 }
 
 ENTRY void add_row(uint16_t *out, const uint16_t *x, const char *added, int64_t numbers) {
@@ -64,33 +64,33 @@ ENTRY void add_row(uint16_t *out, const uint16_t *x, const char *added, int64_t 
 
 static void run_step(void *data) {
     const struct step *s = data;
-    const int64_t which = thread(s->threads), count = threads(s->threads), width = s->layer->before->norm.width;
+    const int64_t which = thread(s->threads), count = threads(s->threads), width = s->layer->pre_attention->norm.width;
     uint16_t x[width] __attribute__((aligned(64))), normed[width] __attribute__((aligned(64)));
-    uint16_t gated[s->layer->behind->gates.width] __attribute__((aligned(64)));
+    uint16_t gated[s->layer->post_attention->gates.width] __attribute__((aligned(64)));
     const char *added = NULL;
     memcpy(x, s->x, sizeof x);
     for (const struct layer *layer = s->layer; layer < s->layer + s->layers; layer++) {
-        const struct behind *b = layer->behind;
-        struct norm norm = layer->before->norm;
+        const struct post_attention *b = layer->post_attention;
+        struct norm norm = layer->pre_attention->norm;
         norm.x = (char *)x, norm.added = added, norm.out = (char *)normed;
         norm_rows_avx512(&norm, s->eps, 0, 1);
-        rows_share(&layer->before->qkv, normed, s->qkv, 1, 0, which, count);
-        meet(count);
+        rows_share(&layer->pre_attention->qkv, normed, s->qkv, 1, 0, which, count);
+        barrier(count);
         if (which == 0) turn_and_store(s, layer, 0, 1);
-        meet(count);
+        barrier(count);
         attend_to_layer(s, layer, which, count);
         linear_share(&b->o, (const uint16_t *)s->decode.out, which, count);
-        meet(count);
+        barrier(count);
         norm = b->norm;
         norm.x = (char *)x, norm.added = linear_out(&b->o), norm.out = (char *)normed;
         norm_rows_avx512(&norm, s->eps, 0, 1);
         linear_share(&b->gate_up, normed, which, count);
-        meet(count);
+        barrier(count);
         struct gates gates = b->gates;
         gates.x = linear_out(&b->gate_up), gates.out = (char *)gated, gates.rows = 1, gates.is_bf16 = 1;
         gate_rows_avx512(&gates, 0, 1);
         linear_share(&b->down, gated, which, count);
-        meet(count);
+        barrier(count);
         added = linear_out(&b->down);
     }
     if (which == 0) add_row(s->x, x, added, width);
@@ -99,35 +99,35 @@ static void run_step(void *data) {
 static void run_rows_step(void *data) {
     const struct step *s = data;
     const struct decode *d = &s->decode;
-    const int64_t which = thread(s->threads), count = threads(s->threads), rows = d->batch, width = s->layer->before->norm.width;
-    const int64_t first = rows * which / count, last = rows * (which + 1) / count, inner = s->layer->behind->gates.width;
+    const int64_t which = thread(s->threads), count = threads(s->threads), rows = d->batch, width = s->layer->pre_attention->norm.width;
+    const int64_t first = rows * which / count, last = rows * (which + 1) / count, inner = s->layer->post_attention->gates.width;
     const uint16_t *mixed = (const uint16_t *)d->out;
     const char *added = NULL;
     for (const struct layer *layer = s->layer; layer < s->layer + s->layers; layer++) {
-        const struct behind *b = layer->behind;
-        struct norm norm = layer->before->norm;
+        const struct post_attention *b = layer->post_attention;
+        struct norm norm = layer->pre_attention->norm;
         norm.x = (char *)s->x, norm.added = added, norm.out = s->added; /* a row is added before it is written over */
         norm_rows_avx512(&norm, s->eps, first, last);
-        meet(count);
-        rows_share(&layer->before->qkv, (const uint16_t *)s->added, s->qkv, rows, width, which, count);
-        meet(count);
+        barrier(count);
+        rows_share(&layer->pre_attention->qkv, (const uint16_t *)s->added, s->qkv, rows, width, which, count);
+        barrier(count);
         turn_and_store(s, layer, first, last);
-        meet(count);
+        barrier(count);
         attend_to_layer(s, layer, which, count);
         rows_share(&b->o, mixed, s->o_out, rows, b->mixed_width, which, count);
-        meet(count);
+        barrier(count);
         norm = b->norm;
         norm.x = (char *)s->x, norm.added = s->o_out, norm.out = s->o_out;
         norm_rows_avx512(&norm, s->eps, first, last);
-        meet(count);
+        barrier(count);
         rows_share(&b->gate_up, (const uint16_t *)s->o_out, s->gate_up, rows, width, which, count);
-        meet(count);
+        barrier(count);
         const struct gates gates = {
             .x = s->gate_up, .out = s->gate_up, .rows = rows, .width = inner, .out_stride = 2 * inner, .is_bf16 = 1};
         gate_rows_avx512(&gates, first, last);
-        meet(count);
+        barrier(count);
         rows_share(&b->down, (const uint16_t *)s->gate_up, s->added, rows, 2 * inner, which, count);
-        meet(count);
+        barrier(count);
         added = s->added;
     }
     add_row(s->x + first * width, s->x + first * width, s->added + first * width * 2, (last - first) * width);

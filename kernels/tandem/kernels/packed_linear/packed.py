@@ -34,7 +34,7 @@ _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PackedLayout:
     """Packed numbers at `address`, as `[columns / block][inner / 2][block][2]`; `block_numbers` from block to block."""
 
     address: int
@@ -56,7 +56,7 @@ class PackedLinear:
         self.columns, self.inner = weight.shape
         self._bias = None if bias is None else bias.contiguous()
         self._multiply = torch.ops.mkldnn._linear_pointwise.default
-        self.layout: Layout | None = None
+        self.layout: PackedLayout | None = None
         self._plain: Tensor | None = None
         self._few_rows, self._is_narrow = 0, False
         if not packs(weight.dtype):
@@ -120,7 +120,7 @@ def _few_rows(inner: int) -> int:
     return FEW_ROWS_AMX if LIBRARY.path == _AMX and inner % _AMX_INNER == 0 else FEW_ROWS
 
 
-def find_layout(packed: Tensor, weight: Tensor) -> Layout | None:
+def find_layout(packed: Tensor, weight: Tensor) -> PackedLayout | None:
     """Find where the numbers of a bfloat16 `weight` lie in its `packed` form; None for a layout unknown to the C code.
 
     Compares up to 16 blocks of columns with the weight. None, too, where there is no C code for this machine, and for a
@@ -136,12 +136,12 @@ def find_layout(packed: Tensor, weight: Tensor) -> Layout | None:
     sizes = {
         (block, -(-inner // inner_block) * inner_block * block) for block in _BLOCKS for inner_block in _INNER_BLOCKS
     }
-    layouts = [Layout(address, *size) for size in sorted(sizes) if -(-columns // size[0]) * size[1] == numbers]
+    layouts = [PackedLayout(address, *size) for size in sorted(sizes) if -(-columns // size[0]) * size[1] == numbers]
     found = [layout for layout in layouts if _fits(weight, layout)]
     return found[0] if len(found) == 1 else None
 
 
-def _fits(weight: Tensor, layout: Layout) -> bool:
+def _fits(weight: Tensor, layout: PackedLayout) -> bool:
     columns, inner = weight.shape
     whole, size = columns // layout.block, inner * layout.block
     for index in sorted({place * (whole - 1) // (_SAMPLES - 1) for place in range(_SAMPLES)} if whole else ()):

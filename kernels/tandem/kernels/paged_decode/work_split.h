@@ -11,7 +11,7 @@ static attend_fn *attend;
 static finish_fn *finish;
 
 /* Numbers of keys that a thread should have at least: a region costs microseconds. */
-#define LEAST_SHARE 16384
+#define MIN_WORK 16384
 
 enum answer { DONE = 0, NO_MEMORY = 1, OUTSIDE = 2 };
 
@@ -35,7 +35,7 @@ static int64_t all_tokens(const struct decode *d) {
 }
 
 /* The part [from, to) of the row of all tokens. */
-static void take_share(const struct decode *d, struct share *mine, int64_t from, int64_t to) {
+static void run_slice(const struct decode *d, struct share *mine, int64_t from, int64_t to) {
     int64_t begin = 0, parts = 0;
     mine->pair[0] = mine->pair[1] = -1;
     for (int64_t sequence = 0; sequence < d->batch; sequence++) {
@@ -55,7 +55,7 @@ static void take_share(const struct decode *d, struct share *mine, int64_t from,
 /* What thread `which` of `count` computes. */
 static void decode_share(const struct decode *d, int64_t which, int64_t count) {
     const int64_t row = all_tokens(d);
-    take_share(d, d->shares + which, row * which / count, row * (which + 1) / count);
+    run_slice(d, d->shares + which, row * which / count, row * (which + 1) / count);
 }
 
 /* Adds `from` to `into`: both relate to maxima of their own. */
@@ -91,7 +91,7 @@ static void merge_parts(const struct decode *d) {
 /* Fewer threads where there is little to do, and memory for what they leave; `close_decode` frees it. */
 static enum answer open_decode(struct decode *d) {
     if (is_outside(d)) return OUTSIDE;
-    d->threads = threads_for(d->threads, all_tokens(d) * d->width, LEAST_SHARE);
+    d->threads = threads_for(d->threads, all_tokens(d) * d->width, MIN_WORK);
     d->padded = (d->group + 3) / 4 * 4;
     d->state_floats = 2 * d->padded + d->group * d->width;
     const size_t floats = 2 * d->state_floats + d->group * d->width;

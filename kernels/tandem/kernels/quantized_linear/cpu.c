@@ -86,13 +86,13 @@ static void share_out(void *data) {
     if (c->work == SCALE || c->work == SCALE_BF16) scale_rows(p, first, last, c->work == SCALE_BF16);
     else quantize_rows(p, first, last);
     if (c->work > GATED) return;
-    meet(count);
+    barrier(count);
     if (c->work == GATED) gated_share(p, which, count);
     else quantized_share(p, which, count);
 }
 
 /* Numbers that a thread should have at least: a region costs microseconds. */
-#define LEAST_SHARE 65536
+#define MIN_WORK 65536
 
 /* `given`: what to do, and a `struct quantized`; from BYTES on, a `struct weight`. */
 int tandem_quantized_linear(const int64_t *given, float unused) {
@@ -104,7 +104,7 @@ int tandem_quantized_linear(const int64_t *given, float unused) {
                             : c.work <= GATED      ? p->inner * p->columns
                             : c.work == ROWS       ? p->rows * p->inner
                                                    : p->rows * p->columns;
-    c.threads = threads_for(c.threads, numbers, LEAST_SHARE);
+    c.threads = threads_for(c.threads, numbers, MIN_WORK);
     run_region(share_out, &c, c.threads);
     return 0;
 }

@@ -41,12 +41,12 @@ static void share_out(void *data) {
 }
 
 /* Numbers that a thread should have at least. */
-#define LEAST_SHARE 32768
+#define MIN_WORK 32768
 
 /* `given` is a `struct norm`. */
 int tandem_rms_norm(const struct norm *given, float eps) {
     struct call c = {*given, eps, given->threads};
-    c.threads = threads_for(c.threads, c.norm.rows * c.norm.width, LEAST_SHARE);
+    c.threads = threads_for(c.threads, c.norm.rows * c.norm.width, MIN_WORK);
     run_region(share_out, &c, c.threads);
     return 0;
 }

@@ -18,7 +18,7 @@
 #undef ISA
 #endif
 
-typedef void rows_fn(const struct turn *, int64_t first, int64_t last);
+typedef void rows_fn(const struct rope_args *, int64_t first, int64_t last);
 static rows_fn *turn_rows;
 
 /* For tests and at the start: the instructions by name, "" = the best; 0 if this CPU has not got them. */
@@ -32,19 +32,19 @@ int tandem_choose_path(const char *name) {
 }
 
 static void share_out(void *data) {
-    const struct turn *t = data;
+    const struct rope_args *t = data;
     const int64_t count = threads(t->threads), which = thread(t->threads);
     turn_rows(t, t->rows * which / count, t->rows * (which + 1) / count);
 }
 
 /* Numbers that a thread should have at least. */
-#define LEAST_SHARE 32768
+#define MIN_WORK 32768
 
-/* `given` is a `struct turn`; nothing else is looked at. */
-int tandem_rotate(const struct turn *given, float unused) {
-    struct turn t = *given;
+/* `given` is a `struct rope_args`; nothing else is looked at. */
+int tandem_rotate(const struct rope_args *given, float unused) {
+    struct rope_args t = *given;
     (void)unused;
-    t.threads = threads_for(t.threads, t.rows * t.heads * t.width, LEAST_SHARE);
+    t.threads = threads_for(t.threads, t.rows * t.heads * t.width, MIN_WORK);
     run_region(share_out, &t, t.threads);
     return 0;
 }

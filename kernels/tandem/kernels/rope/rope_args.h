@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-struct turn {
+struct rope_args {
     char *x;               /* [rows][heads][width]; heads and width contiguous */
     const char *cos, *sin; /* [rows][width]; sin with the sign of the half */
     int64_t rows, heads, width;

@@ -37,13 +37,13 @@ static void share_out(void *data) {
 }
 
 /* Numbers that a thread should have at least. */
-#define LEAST_SHARE 16384
+#define MIN_WORK 16384
 
 /* `given` is a `struct gates`; nothing else is looked at. */
 int tandem_silu_mul(const struct gates *given, float unused) {
     struct gates g = *given;
     (void)unused;
-    g.threads = threads_for(g.threads, g.rows * g.width, LEAST_SHARE);
+    g.threads = threads_for(g.threads, g.rows * g.width, MIN_WORK);
     run_region(share_out, &g, g.threads);
     return 0;
 }

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from tandem.core.ids import Incarnation, Rank, WorkerId
 from tandem.core.timeout_scale import patient
-from tandem.kvtransfer.frame import Frame, MalformedFrameError, Reply, ReplyKind, decode_reply
+from tandem.kvtransfer.frame import Frame, FrameReply, MalformedFrameError, ReplyKind, decode_reply
 from tandem.kvtransfer.ticket import Endpoint
 
 MAX_PEER_BYTES = 2048
@@ -89,7 +89,7 @@ class Link(Protocol):
         """Send `frame` with the reserved payload (None: without one). Raises LinkClosedError."""
         ...
 
-    def replies(self) -> Iterator[Reply]:
+    def replies(self) -> Iterator[FrameReply]:
         """Replies as they come; raises LinkClosedError when the connection ends, with the reason."""
         ...
 
@@ -102,12 +102,12 @@ class Link(Protocol):
         ...
 
 
-def replies_of(receive: Callable[[], bytes]) -> Iterator[Reply]:
+def replies_of(receive: Callable[[], bytes]) -> Iterator[FrameReply]:
     """The receiver's replies as `receive` brings them, b"" at the end; raises LinkClosedError then, with the reason."""
     while True:
         try:
             data = receive()
-            reply = decode_reply(data) if data else Reply(kind=ReplyKind.CLOSING, reason="the receiver hung up")
+            reply = decode_reply(data) if data else FrameReply(kind=ReplyKind.CLOSING, reason="the receiver hung up")
         except (OSError, MalformedFrameError) as error:
             raise LinkClosedError(str(error)) from error
         if reply.kind is ReplyKind.CLOSING:

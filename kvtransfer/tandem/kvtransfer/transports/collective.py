@@ -25,8 +25,8 @@ from tandem.core.timeout_scale import patient
 from tandem.kvtransfer.frame import (
     MAX_REPLY_BYTES,
     Frame,
+    FrameReply,
     MalformedFrameError,
-    Reply,
     encode,
 )
 from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S, LinkClosedError, Peer, patience, replies_of
@@ -106,7 +106,7 @@ class CollectiveLink:
             with self._lock:
                 self._under_way.append((number, self._communicator.send(self._reserved, size)))
 
-    def replies(self) -> Iterator[Reply]:
+    def replies(self) -> Iterator[FrameReply]:
         for reply in replies_of(lambda: self._control.receive(MAX_REPLY_BYTES)):
             self._settle(reply.consumed)
             self._window.judged(reply.consumed)

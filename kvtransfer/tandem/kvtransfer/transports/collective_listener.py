@@ -15,14 +15,14 @@ from tandem.kvtransfer.frame import (
     MAX_HEAD_BYTES,
     Frame,
     FrameKind,
+    FrameReply,
     MalformedFrameError,
-    Reply,
     ReplyKind,
     decode,
     encode_reply,
 )
 from tandem.kvtransfer.host_id import host_id
-from tandem.kvtransfer.receiver_core import InboundLink, Intake
+from tandem.kvtransfer.receiver_core import InboundLink, ReceiverCore
 from tandem.kvtransfer.ticket import Endpoint
 from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S, LinkClosedError, patience
 from tandem.kvtransfer.transports.collective import (
@@ -36,8 +36,8 @@ from tandem.kvtransfer.transports.collective import (
 )
 from tandem.kvtransfer.transports.communicator import RECEIVER_RANK, Communicator, Transfer
 from tandem.kvtransfer.transports.control_socket import ControlSocket
-from tandem.kvtransfer.transports.handshake import Admission
-from tandem.kvtransfer.transports.registry import Site
+from tandem.kvtransfer.transports.handshake import HandshakeListener
+from tandem.kvtransfer.transports.registry import ListenerConfig
 from tandem.kvtransfer.transports.ring_allocator import RingAccount
 from tandem.kvtransfer.transports.tcp_socket import TcpPort, meet, welcome
 
@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 class CollectiveListener:
     """Listens on the site's `bind_host` at a port that the system chooses; `ring_bytes` of staging memory a link."""
 
-    def __init__(self, transport: str, site: Site) -> None:
+    def __init__(self, transport: str, site: ListenerConfig) -> None:
         """Raises UnavailableTransportError where the transport cannot work."""
         self._transport, self._site = transport, site
         self._connect = backend(transport)
@@ -70,7 +70,7 @@ class CollectiveListener:
 
     def _run(self, connection: socket.socket, admit: Callable[[], None]) -> None:
         """Serve one link, on a thread of its own. Raises OSError if it is refused."""
-        peer, _, answer = meet(connection, Admission(purpose(self._transport), self._site.secret))
+        peer, _, answer = meet(connection, HandshakeListener(purpose(self._transport), self._site.secret))
         admit()
         welcome(connection, answer)
         connection.settimeout(DIAL_TIMEOUT_S)
@@ -100,7 +100,12 @@ class _Connection:
     """Reads and posts in the caller's thread, places in one of its own."""
 
     def __init__(
-        self, transport: str, control: ControlSocket, communicator: Communicator, intake: Intake, link: InboundLink
+        self,
+        transport: str,
+        control: ControlSocket,
+        communicator: Communicator,
+        intake: ReceiverCore,
+        link: InboundLink,
     ) -> None:
         self._transport, self._control, self._communicator = transport, control, communicator
         self._intake, self._link = intake, link
@@ -192,7 +197,7 @@ class _Connection:
                 has_ended = self._has_ended
         return not has_ended
 
-    def _judge(self, arrival: _Arrival) -> Reply | None:
+    def _judge(self, arrival: _Arrival) -> FrameReply | None:
         """Hand a frame over; None if the reply, a mere ACK, may wait for the next."""
         frame = arrival.frame
         with self._communicator.staging[arrival.offset : arrival.offset + frame.payload_bytes] as payload:
@@ -220,7 +225,7 @@ class _Connection:
     def _hang_up(self, reason: str) -> None:
         """Send the reason, then end the connection, which ends the reading thread."""
         self._end(reason)
-        self._control.say_last(encode_reply(Reply(kind=ReplyKind.CLOSING, reason=reason)))
+        self._control.say_last(encode_reply(FrameReply(kind=ReplyKind.CLOSING, reason=reason)))
         self._control.hang_up()
 
     def _end(self, reason: str) -> None:

@@ -29,7 +29,7 @@ class _Handle(ctypes.Structure):
     _fields_ = (("reserved", ctypes.c_ubyte * HANDLE_BYTES),)
 
 
-class Driver:
+class CudaDriver:
     """`libcuda` for one device; every call makes its primary context, which torch uses too, the current one."""
 
     def __init__(self, ordinal: int) -> None:
@@ -93,9 +93,9 @@ class Driver:
 
 
 @lru_cache(maxsize=16)
-def driver(ordinal: int) -> Driver:
+def driver(ordinal: int) -> CudaDriver:
     """One for each device of this process. Raises UnavailableTransportError."""
-    return Driver(ordinal)
+    return CudaDriver(ordinal)
 
 
 def used_device() -> torch.device:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tandem.kvtransfer.transports.base import LinkClosedError
-from tandem.kvtransfer.transports.cuda_driver import HANDLE_BYTES, BorrowedTensor, Driver, driver, used_device
+from tandem.kvtransfer.transports.cuda_driver import HANDLE_BYTES, BorrowedTensor, CudaDriver, driver, used_device
 from tandem.kvtransfer.transports.device_memory import Mapping, Staging
 
 CUDA_WINDOW_BYTES = 32 << 20
@@ -66,7 +66,7 @@ class _CudaStaging:
 
     descriptors: tuple[int, ...] = ()
 
-    def __init__(self, cuda: Driver, size: int, device: torch.device) -> None:
+    def __init__(self, cuda: CudaDriver, size: int, device: torch.device) -> None:
         self._driver, self._address = cuda, cuda.allocate(size)
         try:
             self.handle = _HANDLE.pack(_THIS_PROCESS, self._address, cuda.export(self._address))
@@ -86,7 +86,7 @@ class _CudaStaging:
 class _CudaMapping:
     """The tensor is labelled with the receiver's device, wherever the memory lies: copies find out by the address."""
 
-    def __init__(self, cuda: Driver, address: int, size: int, device: torch.device, *, is_opened: bool) -> None:
+    def __init__(self, cuda: CudaDriver, address: int, size: int, device: torch.device, *, is_opened: bool) -> None:
         self._driver, self._address, self._is_opened = cuda, address, is_opened
         self._borrowed = BorrowedTensor(address, size, device)
 

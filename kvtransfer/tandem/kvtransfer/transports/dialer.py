@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class DialCandidate:
     """An endpoint worth dialling, and why it has its place."""
 
     endpoint: Endpoint
@@ -25,7 +25,7 @@ class Candidate:
 
 def candidates(
     endpoints: Sequence[Endpoint], host: str, preference: Preference, *, on_device: bool = False
-) -> tuple[Candidate, ...]:
+) -> tuple[DialCandidate, ...]:
     """Endpoints of one rank in the order to try: the registry's, or the preferred one alone.
 
     `on_device`: this sender's pools lie in a GPU's memory. Endpoints of transports unknown here are left out.
@@ -37,13 +37,13 @@ def candidates(
                 continue
             is_here = endpoint.host == host
             if preference == transport.name:
-                chosen.append((place, Candidate(endpoint, "configured")))
+                chosen.append((place, DialCandidate(endpoint, "configured")))
             elif preference == AUTO and transport.suits(on_device=on_device) and (is_here or not transport.is_one_host):
-                chosen.append((place, Candidate(endpoint, "same host" if is_here else "another host")))
+                chosen.append((place, DialCandidate(endpoint, "same host" if is_here else "another host")))
     return tuple(candidate for _, candidate in sorted(chosen, key=lambda pair: pair[0]))
 
 
-def dial_first(options: Sequence[Candidate], peer: Peer, secret: ClusterSecret) -> tuple[Link, str]:
+def dial_first(options: Sequence[DialCandidate], peer: Peer, secret: ClusterSecret) -> tuple[Link, str]:
     """Dial in order; return the first link that connects, and the reason. Raises LinkClosedError with every failure."""
     failures: list[str] = []
     for candidate in options:

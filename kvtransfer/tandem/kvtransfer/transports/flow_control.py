@@ -6,7 +6,7 @@ import threading
 from collections.abc import Collection
 from dataclasses import replace
 
-from tandem.kvtransfer.frame import Frame, FrameKind, Reply, ReplyKind
+from tandem.kvtransfer.frame import Frame, FrameKind, FrameReply, ReplyKind
 from tandem.kvtransfer.transports.base import WINDOW_BYTES, LinkClosedError
 from tandem.kvtransfer.transports.payload_ring import largest_payload
 
@@ -65,7 +65,7 @@ class ReceiverCredit:
         self._report_bytes, self._patient = report_bytes, patient
         self._taken = self._reported = 0
 
-    def settle(self, frame: Frame, reply: Reply) -> Reply | None:
+    def settle(self, frame: Frame, reply: FrameReply) -> FrameReply | None:
         """Return the reply to send for `frame`, with the credit in it; None if it can wait."""
         self._taken += frame.payload_bytes
         may_wait = reply.kind is ReplyKind.ACK and frame.kind in self._patient
@@ -86,7 +86,7 @@ class RingCredit:
         self._untold_bytes = ring_bytes - 2 * largest_payload(ring_bytes)
         self._freed = self._told = 0
 
-    def settle(self, frame: Frame, position: int, reply: Reply) -> Reply | None:
+    def settle(self, frame: Frame, position: int, reply: FrameReply) -> FrameReply | None:
         """Return the reply to send for a frame with a payload at `position`; None if it can wait."""
         if frame.payload_bytes:
             self._freed = position + frame.payload_bytes

@@ -25,8 +25,8 @@ from tandem.kvtransfer.frame import (
     MAX_HEAD_BYTES,
     Frame,
     FrameKind,
+    FrameReply,
     MalformedFrameError,
-    Reply,
     ReplyKind,
     decode,
     decode_reply,
@@ -68,7 +68,7 @@ _OPTIONS = (
 )
 
 
-class Part(NamedTuple):
+class FramePart(NamedTuple):
     """A frame on its way into a message: its head, and its payload or the message that it was gathered into."""
 
     head: bytes
@@ -84,7 +84,7 @@ class GrpcLink:
 
     def __init__(self) -> None:
         self._message: Fillable | None = None
-        self._outbox: queue.SimpleQueue[Part | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[FramePart | None] = queue.SimpleQueue()
         self._window = SenderWindow(WINDOW_BYTES)
         self._channel: Any = None
         self._call: Any = None
@@ -129,13 +129,13 @@ class GrpcLink:
         self._window.send(frame.payload_bytes)
         room, self._message = self._message, None
         if payload is None:
-            self._outbox.put(Part(head, may_wait=frame.kind is FrameKind.OPEN))
+            self._outbox.put(FramePart(head, may_wait=frame.kind is FrameKind.OPEN))
         elif room is None:
             raise ValueError("a payload that was not reserved")
         else:
-            self._outbox.put(Part(head, room))
+            self._outbox.put(FramePart(head, room))
 
-    def replies(self) -> Iterator[Reply]:
+    def replies(self) -> Iterator[FrameReply]:
         try:
             for data in self._call:
                 reply = decode_reply(data)
@@ -156,7 +156,7 @@ class GrpcLink:
         self._channel.close()
 
 
-def pack_messages(outbox: queue.SimpleQueue[Part | None]) -> Iterator[bytes]:
+def pack_messages(outbox: queue.SimpleQueue[FramePart | None]) -> Iterator[bytes]:
     """Messages of the parts in `outbox`, until None; for gRPC's thread, which asks for the next when one has left.
 
     Parts that wait meanwhile go together, as long as there is one payload among them and the heads fit before it.

@@ -15,9 +15,9 @@ from tandem.core.errors import StartupError
 from tandem.core.ids import Rank, new_incarnation
 from tandem.core.logs import event
 from tandem.core.secret import ClusterSecret
-from tandem.kvtransfer.frame import Frame, FrameKind, MalformedFrameError, Reply, ReplyKind, encode_reply
+from tandem.kvtransfer.frame import Frame, FrameKind, FrameReply, MalformedFrameError, ReplyKind, encode_reply
 from tandem.kvtransfer.host_id import host_id
-from tandem.kvtransfer.receiver_core import InboundLink, Intake
+from tandem.kvtransfer.receiver_core import InboundLink, ReceiverCore
 from tandem.kvtransfer.ticket import Endpoint
 from tandem.kvtransfer.transports.base import Peer
 from tandem.kvtransfer.transports.flow_control import ReceiverCredit
@@ -53,7 +53,9 @@ _log = logging.getLogger(__name__)
 class GrpcListener:
     """Serves on `bind_host` at a port that the system chooses; `advertise_host` goes into the endpoint for senders."""
 
-    def __init__(self, intake: Intake, secret: ClusterSecret, rank: Rank, bind_host: str, advertise_host: str) -> None:
+    def __init__(
+        self, intake: ReceiverCore, secret: ClusterSecret, rank: Rank, bind_host: str, advertise_host: str
+    ) -> None:
         self._intake, self._checker, self._rank = intake, ProofChecker(secret), rank
         self._bind_host, self._advertise_host = bind_host, advertise_host
         self._threads = ThreadPoolExecutor(MAX_LINKS, thread_name_prefix="kv-grpc-in")
@@ -92,7 +94,7 @@ class GrpcListener:
         if not context.add_callback(lambda: feed.end("the stream ended")):
             feed.end("the stream ended before it began")
             return
-        yield encode_reply(Reply(kind=ReplyKind.ACK))  # the greeting: authenticated, go on
+        yield encode_reply(FrameReply(kind=ReplyKind.ACK))  # the greeting: authenticated, go on
         yield from self._serve(requests, link, feed)
 
     def _authenticate(self, context: grpc.ServicerContext) -> Peer:
@@ -129,7 +131,7 @@ class GrpcListener:
         except MalformedFrameError as error:
             reason = f"malformed frame: {error}"
             self._intake.reject(link, error)
-            yield encode_reply(Reply(kind=ReplyKind.CLOSING, reason=reason))
+            yield encode_reply(FrameReply(kind=ReplyKind.CLOSING, reason=reason))
         finally:
             feed.end(reason)
             fetcher.stop()
@@ -145,13 +147,13 @@ class _Feed:
     One thread feeds; any thread ends.
     """
 
-    def __init__(self, intake: Intake, link: InboundLink) -> None:
+    def __init__(self, intake: ReceiverCore, link: InboundLink) -> None:
         self._intake, self._link = intake, link
         self._lock = threading.Lock()  # guards the two below
         self._is_feeding = False
         self._reason: str | None = None  # why it has ended
 
-    def accept(self, frame: Frame, payload: memoryview) -> Reply | None:
+    def accept(self, frame: Frame, payload: memoryview) -> FrameReply | None:
         """Return the intake's reply; None if the stream has ended. Raises MalformedFrameError."""
         with self._lock:
             if self._reason is not None:

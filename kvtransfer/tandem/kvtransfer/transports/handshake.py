@@ -38,7 +38,7 @@ class Introduction:
             raise LinkClosedError("the receiver refused, or does not know the cluster secret")
 
 
-class Admission:
+class HandshakeListener:
     """The listener's part."""
 
     def __init__(self, purpose: bytes, secret: ClusterSecret, extra_bytes: int = 0) -> None:

@@ -34,7 +34,7 @@ from tandem.kvtransfer.frame import (
     MAX_REPLY_BYTES,
     Checksum,
     Frame,
-    Reply,
+    FrameReply,
     encode,
 )
 from tandem.kvtransfer.pool import DeviceAccess, PoolAccess, TokenRun
@@ -174,7 +174,7 @@ class IpcLink(DeviceLink):
     def commit_on_device(self, frame: Frame, room: DeviceRoom) -> None:
         self._send(frame, len(room))
 
-    def replies(self) -> Iterator[Reply]:
+    def replies(self) -> Iterator[FrameReply]:
         for reply in replies_of(lambda: self._socket.recv(MAX_REPLY_BYTES + 1)):
             with self._lock:
                 while self._under_way and self._under_way[0][0] <= reply.consumed:

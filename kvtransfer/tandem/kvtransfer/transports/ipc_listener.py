@@ -19,8 +19,8 @@ from tandem.kvtransfer.frame import (
     MAX_HEAD_BYTES,
     Checksum,
     Frame,
+    FrameReply,
     MalformedFrameError,
-    Reply,
     ReplyKind,
     decode,
     encode_reply,
@@ -31,7 +31,7 @@ from tandem.kvtransfer.receiver_core import InboundLink
 from tandem.kvtransfer.ticket import Endpoint
 from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S, LinkClosedError
 from tandem.kvtransfer.transports.device_memory import DeviceMemory, Mapping, bytes_of
-from tandem.kvtransfer.transports.handshake import MAX_HELLO_BYTES, Admission
+from tandem.kvtransfer.transports.handshake import MAX_HELLO_BYTES, HandshakeListener
 from tandem.kvtransfer.transports.ipc import (
     ALIGNMENT,
     MAX_IPC_PAYLOAD_BYTES,
@@ -47,7 +47,7 @@ from tandem.kvtransfer.transports.ipc import (
     memory_for,
     purpose,
 )
-from tandem.kvtransfer.transports.registry import Site
+from tandem.kvtransfer.transports.registry import ListenerConfig
 from tandem.kvtransfer.transports.slot_fences import SlotWordsView
 from tandem.kvtransfer.transports.unix_socket import UnixPort
 
@@ -57,7 +57,7 @@ MAX_LINKS = 256
 class IpcListener:
     """Listens on a unix socket; `ring_bytes`, or what the device wants, of the sender's memory a link."""
 
-    def __init__(self, transport: str, site: Site) -> None:
+    def __init__(self, transport: str, site: ListenerConfig) -> None:
         """Raises UnavailableTransportError where the transport cannot work."""
         self._transport, self._site = transport, site
         wanted = max(site.ring_bytes, memory_for(transport).least_window_bytes)
@@ -78,7 +78,7 @@ class IpcListener:
     def _run(self, connection: socket.socket, admit: Callable[[], None]) -> None:
         """Serve one link, on a thread of its own. Raises OSError if it is refused."""
         connection.settimeout(DIAL_TIMEOUT_S)
-        admission = Admission(purpose(self._transport), self._site.secret)
+        admission = HandshakeListener(purpose(self._transport), self._site.secret)
         connection.send(admission.challenge)
         peer, _, answer = admission.judge(connection.recv(MAX_HELLO_BYTES + 1))
         admit()
@@ -127,7 +127,7 @@ class IpcListener:
             reason = f"malformed frame: {error}"
             intake.reject(link, error)
             with contextlib.suppress(OSError):  # do not wait for a sender that reads nothing
-                connection.send(encode_reply(Reply(kind=ReplyKind.CLOSING, reason=reason)), socket.MSG_DONTWAIT)
+                connection.send(encode_reply(FrameReply(kind=ReplyKind.CLOSING, reason=reason)), socket.MSG_DONTWAIT)
         except OSError as error:
             reason = str(error)
         finally:

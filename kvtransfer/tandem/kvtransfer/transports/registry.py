@@ -15,7 +15,7 @@ from types import MappingProxyType
 from tandem.core.errors import ConfigError
 from tandem.core.ids import Rank
 from tandem.core.secret import ClusterSecret
-from tandem.kvtransfer.receiver_core import Intake
+from tandem.kvtransfer.receiver_core import ReceiverCore
 from tandem.kvtransfer.ticket import Endpoint
 from tandem.kvtransfer.transports.base import Link, Listener, Peer
 
@@ -25,10 +25,10 @@ Preference = str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class ListenerConfig:
     """A listener's rank, intake and addresses. `on_device`: the pools lie in a GPU's memory."""
 
-    intake: Intake
+    intake: ReceiverCore
     secret: ClusterSecret
     rank: Rank
     runtime_dir: Path
@@ -48,7 +48,7 @@ class Transport:
 
     name: str
     dial: Callable[[Endpoint, Peer, ClusterSecret], Link]
-    listen: Callable[[Site], Listener]
+    listen: Callable[[ListenerConfig], Listener]
     is_one_host: bool = False
     is_for_devices: bool = False
     is_automatic: bool = True
@@ -78,7 +78,7 @@ def _dial_shm(endpoint: Endpoint, peer: Peer, secret: ClusterSecret) -> Link:
     return ShmLink.dial(endpoint.address, peer, secret)
 
 
-def _listen_shm(site: Site) -> Listener:
+def _listen_shm(site: ListenerConfig) -> Listener:
     from tandem.kvtransfer.transports.shm_listener import ShmListener
 
     return ShmListener(site.intake, site.secret, site.rank, site.runtime_dir, site.ring_bytes)
@@ -90,7 +90,7 @@ def _dial_tcp(endpoint: Endpoint, peer: Peer, secret: ClusterSecret) -> Link:
     return TcpLink.dial(endpoint.address, peer, secret)
 
 
-def _listen_tcp(site: Site) -> Listener:
+def _listen_tcp(site: ListenerConfig) -> Listener:
     from tandem.kvtransfer.transports.tcp_listener import TcpListener
 
     return TcpListener(site.intake, site.secret, site.rank, site.bind_host, site.advertise_host)
@@ -102,7 +102,7 @@ def _dial_grpc(endpoint: Endpoint, peer: Peer, secret: ClusterSecret) -> Link:
     return GrpcLink.dial(endpoint.address, peer, secret)
 
 
-def _listen_grpc(site: Site) -> Listener:
+def _listen_grpc(site: ListenerConfig) -> Listener:
     from tandem.kvtransfer.transports.grpc_listener import GrpcListener
 
     return GrpcListener(site.intake, site.secret, site.rank, site.bind_host, site.advertise_host)
@@ -114,7 +114,7 @@ def _dial_collective(name: str, endpoint: Endpoint, peer: Peer, secret: ClusterS
     return CollectiveLink.dial(name, endpoint.address, peer, secret)
 
 
-def _listen_collective(name: str, site: Site) -> Listener:
+def _listen_collective(name: str, site: ListenerConfig) -> Listener:
     from tandem.kvtransfer.transports.collective_listener import CollectiveListener
 
     return CollectiveListener(name, site)
@@ -126,7 +126,7 @@ def _dial_ipc(name: str, endpoint: Endpoint, peer: Peer, secret: ClusterSecret) 
     return IpcLink.dial(name, endpoint.address, peer, secret)
 
 
-def _listen_ipc(name: str, site: Site) -> Listener:
+def _listen_ipc(name: str, site: ListenerConfig) -> Listener:
     from tandem.kvtransfer.transports.ipc_listener import IpcListener
 
     return IpcListener(name, site)

@@ -16,7 +16,7 @@ DIRECT_BYTES = 64 << 10
 _Parts = Sequence[bytes | memoryview]
 
 
-class Lane:
+class SocketSender:
     """Sends in the order of `send`. `on_broken` is called, from either thread, when the socket takes nothing more."""
 
     def __init__(self, connection: socket.socket, on_broken: Callable[[], None], *, is_threaded: bool = True) -> None:

@@ -18,10 +18,10 @@ import struct
 from collections.abc import Iterator
 
 from tandem.core.secret import ANSWER_BYTES, NONCE_BYTES, ClusterSecret
-from tandem.kvtransfer.frame import MAX_REPLY_BYTES, Frame, Reply, encode
+from tandem.kvtransfer.frame import MAX_REPLY_BYTES, Frame, FrameReply, encode
 from tandem.kvtransfer.transports.acceptor import hang_up
 from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S, LinkClosedError, Peer, replies_of
-from tandem.kvtransfer.transports.handshake import MAX_HELLO_BYTES, Admission, Introduction
+from tandem.kvtransfer.transports.handshake import MAX_HELLO_BYTES, HandshakeListener, Introduction
 from tandem.kvtransfer.transports.payload_ring import SenderRing, largest_payload
 from tandem.kvtransfer.transports.unix_socket import socket_name
 
@@ -66,7 +66,7 @@ class ShmLink:
         except OSError as error:
             raise LinkClosedError(str(error)) from error
 
-    def replies(self) -> Iterator[Reply]:
+    def replies(self) -> Iterator[FrameReply]:
         for reply in replies_of(lambda: self._socket.recv(MAX_REPLY_BYTES + 1)):
             self._ring.free(reply.consumed)
             yield reply
@@ -98,7 +98,7 @@ def _introduce(connection: socket.socket, peer: Peer, secret: ClusterSecret) -> 
 
 def introduced(connection: socket.socket, secret: ClusterSecret) -> tuple[Peer, bytes]:
     """The listener's part up to the answer that is sent along with the ring. Raises LinkClosedError or OSError."""
-    admission = Admission(PURPOSE, secret)
+    admission = HandshakeListener(PURPOSE, secret)
     connection.send(admission.challenge)
     peer, _, answer = admission.judge(connection.recv(MAX_HELLO_BYTES + 1))
     return peer, answer

@@ -11,14 +11,14 @@ from tandem.core.ids import Rank
 from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.frame import (
     MAX_HEAD_BYTES,
+    FrameReply,
     MalformedFrameError,
-    Reply,
     ReplyKind,
     decode,
     encode_reply,
 )
 from tandem.kvtransfer.host_id import host_id
-from tandem.kvtransfer.receiver_core import InboundLink, Intake
+from tandem.kvtransfer.receiver_core import InboundLink, ReceiverCore
 from tandem.kvtransfer.ticket import Endpoint
 from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S
 from tandem.kvtransfer.transports.flow_control import RingCredit
@@ -34,7 +34,7 @@ class ShmListener:
     """Listens on a unix socket in `runtime_dir`."""
 
     def __init__(
-        self, intake: Intake, secret: ClusterSecret, rank: Rank, runtime_dir: Path, ring_bytes: int = RING_BYTES
+        self, intake: ReceiverCore, secret: ClusterSecret, rank: Rank, runtime_dir: Path, ring_bytes: int = RING_BYTES
     ) -> None:
         self._intake, self._secret, self._rank, self._ring_bytes = intake, secret, rank, ring_bytes
         self._port = UnixPort(runtime_dir, self._run, transport="shm", limit=MAX_LINKS)
@@ -81,13 +81,13 @@ class ShmListener:
             reason = f"malformed frame: {error}"
             self._intake.reject(link, error)
             with contextlib.suppress(OSError):  # do not wait for a sender that reads nothing
-                connection.send(encode_reply(Reply(kind=ReplyKind.CLOSING, reason=reason)), socket.MSG_DONTWAIT)
+                connection.send(encode_reply(FrameReply(kind=ReplyKind.CLOSING, reason=reason)), socket.MSG_DONTWAIT)
         except OSError as error:
             reason = str(error)
         finally:
             self._intake.disconnect(link, reason)
 
-    def _handle(self, data: memoryview, link: InboundLink, ring: ReceiverRing, credit: RingCredit) -> Reply | None:
+    def _handle(self, data: memoryview, link: InboundLink, ring: ReceiverRing, credit: RingCredit) -> FrameReply | None:
         """Judge one frame; None if its reply, a mere ACK, may wait."""
         if len(data) < POSITION.size:
             raise MalformedFrameError(f"a message of {len(data)} bytes")

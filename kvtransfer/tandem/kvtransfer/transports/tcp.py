@@ -29,8 +29,8 @@ from tandem.kvtransfer.frame import (
     MAX_REPLY_BYTES,
     Frame,
     FrameKind,
+    FrameReply,
     MalformedFrameError,
-    Reply,
     ReplyKind,
     decode_reply,
     encode,
@@ -40,7 +40,7 @@ from tandem.kvtransfer.transports.acceptor import hang_up
 from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S, LinkClosedError, Peer
 from tandem.kvtransfer.transports.flow_control import SenderWindow
 from tandem.kvtransfer.transports.handshake import Introduction
-from tandem.kvtransfer.transports.send_thread import Lane
+from tandem.kvtransfer.transports.send_thread import SocketSender
 from tandem.kvtransfer.transports.tcp_socket import dial
 
 PURPOSE = b"tcp"
@@ -70,7 +70,9 @@ class TcpLink:
 
     def __init__(self, sockets: Sequence[socket.socket], *, sends_itself: bool = False) -> None:
         """`sends_itself`: the committing thread also sends; no thread does it beside the next gather."""
-        self._lanes = tuple(Lane(connection, self._break, is_threaded=not sends_itself) for connection in sockets)
+        self._lanes = tuple(
+            SocketSender(connection, self._break, is_threaded=not sends_itself) for connection in sockets
+        )
         self._next = 0
         self._window = SenderWindow()
         self._free: queue.SimpleQueue[bytearray | None] = queue.SimpleQueue()
@@ -130,7 +132,7 @@ class TcpLink:
         else:
             self._lanes[0].send((head,))
 
-    def replies(self) -> Iterator[Reply]:
+    def replies(self) -> Iterator[FrameReply]:
         try:
             for data in _messages(self._lanes[0].connection):
                 reply = decode_reply(data)
@@ -184,7 +186,7 @@ def head_size(prelude: memoryview) -> int:
     return int(size)
 
 
-def reply_message(reply: Reply) -> bytes:
+def reply_message(reply: FrameReply) -> bytes:
     """A reply as it goes over the first socket."""
     data = encode_reply(reply)
     return _REPLY.pack(len(data), len(data) ^ 0xFFFF) + data

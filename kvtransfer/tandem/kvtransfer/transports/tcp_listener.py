@@ -17,19 +17,19 @@ from tandem.kvtransfer.frame import (
     MAX_PAYLOAD_BYTES,
     Frame,
     FrameKind,
+    FrameReply,
     MalformedFrameError,
-    Reply,
     ReplyKind,
     decode,
 )
 from tandem.kvtransfer.host_id import host_id
-from tandem.kvtransfer.receiver_core import InboundLink, Intake
+from tandem.kvtransfer.receiver_core import InboundLink, ReceiverCore
 from tandem.kvtransfer.ticket import Endpoint
 from tandem.kvtransfer.transports.acceptor import hang_up
 from tandem.kvtransfer.transports.base import LinkClosedError, Peer
 from tandem.kvtransfer.transports.control_socket import LAST_WORD_S
 from tandem.kvtransfer.transports.flow_control import ReceiverCredit
-from tandem.kvtransfer.transports.handshake import Admission
+from tandem.kvtransfer.transports.handshake import HandshakeListener
 from tandem.kvtransfer.transports.tcp import (
     JOIN,
     MAX_SOCKETS,
@@ -49,7 +49,9 @@ _log = logging.getLogger(__name__)
 class TcpListener:
     """Listens on `bind_host` at a port that the system chooses; `advertise_host` goes into the endpoint for senders."""
 
-    def __init__(self, intake: Intake, secret: ClusterSecret, rank: Rank, bind_host: str, advertise_host: str) -> None:
+    def __init__(
+        self, intake: ReceiverCore, secret: ClusterSecret, rank: Rank, bind_host: str, advertise_host: str
+    ) -> None:
         self._intake, self._secret, self._rank = intake, secret, rank
         self._advertise_host = advertise_host
         self._port = TcpPort(bind_host, self._run)
@@ -70,7 +72,7 @@ class TcpListener:
 
     def _run(self, connection: socket.socket, admit: Callable[[], None]) -> None:
         """Serve one socket until it ends. Raises OSError if it is refused."""
-        peer, extra, answer = meet(connection, Admission(PURPOSE, self._secret, JOIN.size))
+        peer, extra, answer = meet(connection, HandshakeListener(PURPOSE, self._secret, JOIN.size))
         admit()
         connection.settimeout(None)
         link_id, number, sockets = JOIN.unpack(extra)
@@ -101,7 +103,7 @@ class TcpListener:
 class _Inbound:
     """The sockets of one link. They end together: the others cannot replace what one of them loses."""
 
-    def __init__(self, intake: Intake, link: InboundLink, sockets: int) -> None:
+    def __init__(self, intake: ReceiverCore, link: InboundLink, sockets: int) -> None:
         self._intake, self._link, self._size = intake, link, sockets
         self._sockets: dict[int, socket.socket] = {}
         self._lock = threading.Lock()  # guards the fields below, and keeps replies apart on the first socket
@@ -143,7 +145,7 @@ class _Inbound:
         except MalformedFrameError as error:
             reason = f"malformed frame: {error}"
             self._intake.reject(self._link, error)
-            self._say_last(Reply(kind=ReplyKind.CLOSING, reason=reason))
+            self._say_last(FrameReply(kind=ReplyKind.CLOSING, reason=reason))
             return reason
         return "the sender hung up"
 
@@ -185,13 +187,13 @@ class _Inbound:
             del self._finishes[key]
             return True
 
-    def _reply(self, reply: Reply) -> None:
+    def _reply(self, reply: FrameReply) -> None:
         """`_lock` is held. Raises OSError."""
         first = self._sockets.get(0)
         if first is not None:
             first.sendall(reply_message(reply))
 
-    def _say_last(self, reply: Reply) -> None:
+    def _say_last(self, reply: FrameReply) -> None:
         """Send if the sender takes it, without waiting for one that reads nothing. Neither here nor with a reply."""
         first = self._sockets.get(0)
         if first is None:

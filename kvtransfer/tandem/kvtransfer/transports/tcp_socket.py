@@ -11,7 +11,7 @@ from tandem.core.secret import ANSWER_BYTES, NONCE_BYTES
 from tandem.core.timeout_scale import patient
 from tandem.kvtransfer.transports.acceptor import Acceptor
 from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S, LinkClosedError, Peer
-from tandem.kvtransfer.transports.handshake import MAX_HELLO_BYTES, Admission, Introduction
+from tandem.kvtransfer.transports.handshake import MAX_HELLO_BYTES, HandshakeListener, Introduction
 
 LOST_AFTER_S = int(patient(2))
 """An idle link is probed after a second without a packet; one second later it is lost. Bytes that were sent and are
@@ -82,7 +82,7 @@ def dial(address: str, words: Introduction, deadline_s: float) -> socket.socket:
     return connection
 
 
-def meet(connection: socket.socket, admission: Admission) -> tuple[Peer, bytes, bytes]:
+def meet(connection: socket.socket, admission: HandshakeListener) -> tuple[Peer, bytes, bytes]:
     """Answer `dial`; return (the peer, its extra bytes, the answer that `welcome` is to send). Raises OSError if it is
     not authenticated within DIAL_TIMEOUT_S."""
     _tune(connection)

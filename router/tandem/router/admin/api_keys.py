@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tandem.core.api_keys import ApiKey, KeyWish, Scope, draw, shown_id
 from tandem.core.errors import InvalidRequestError
-from tandem.router.tenancy.authenticator import Gate
+from tandem.router.tenancy.authenticator import Authenticator
 
 _log = logging.getLogger(__name__)
 RETRY_S = 2.0
@@ -44,7 +44,7 @@ class Keyring:
     """API keys as an operator changes them. Changes count here at once, in other routers when they receive them."""
 
     def __init__(
-        self, store: KeyStore, gate: Gate, classes: Callable[[], Collection[str]], wall_s: Callable[[], float]
+        self, store: KeyStore, gate: Authenticator, classes: Callable[[], Collection[str]], wall_s: Callable[[], float]
     ) -> None:
         self._store, self._gate, self._classes, self._wall_s = store, gate, classes, wall_s
 

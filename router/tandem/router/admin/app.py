@@ -22,19 +22,19 @@ from tandem.router.admin.api_keys import Keyring, NewKey
 from tandem.router.admin.audit import MAX_HOLDS, AuditDesk
 from tandem.router.admin.kv_links import net
 from tandem.router.admin.page.chat import CHAT_PATH, ApiRelay
-from tandem.router.admin.page.live_events import LiveDesk, trimmed
+from tandem.router.admin.page.live_events import LiveEvents, trimmed
 from tandem.router.admin.page.static_files import site_routes
-from tandem.router.admin.page.timeseries import Figures, curves
-from tandem.router.admin.routing_handlers import RoutingDesk
-from tandem.router.admin.scaling_handlers import NewState, NewWish, ScalingDesk
-from tandem.router.admin.slo_handlers import NewSlo, SloDesk
+from tandem.router.admin.page.timeseries import TimeSeries, curves
+from tandem.router.admin.routing_handlers import RoutingHandlers
+from tandem.router.admin.scaling_handlers import NewState, NewWish, ScalingHandlers
+from tandem.router.admin.slo_handlers import NewSlo, SloHandlers
 from tandem.router.admin.status import StatusPage
-from tandem.router.admin.trace_handlers import TraceDesk
+from tandem.router.admin.trace_handlers import TraceHandlers
 from tandem.router.api.http.body_parser import read_body, read_json
 from tandem.router.api.http.errors import error_response
 from tandem.router.error_quoting import shortened
 from tandem.router.metrics.router import CONTENT_TYPE, Metrics
-from tandem.router.tenancy.authenticator import Gate
+from tandem.router.tenancy.authenticator import Authenticator
 from tandem.router.workers.table import WorkerTable
 
 _log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ def body_limit(path: str, max_body_bytes: int) -> int:
 class AdminLock:
     """Credentials of the admin port: the admin key of `up`, or an API key with the scope admin."""
 
-    def __init__(self, key: bytes, gate: Gate) -> None:
+    def __init__(self, key: bytes, gate: Authenticator) -> None:
         self._key, self._gate = key, gate
 
     def check(self, authorization: str) -> None:
@@ -102,12 +102,12 @@ def create_admin_app(
     on_down: OnDown,
     audits: AuditDesk,
     table: WorkerTable,
-    routing: RoutingDesk,
+    routing: RoutingHandlers,
     keyring: Keyring,
-    slo_desk: SloDesk,
-    scaling: ScalingDesk,
-    live: LiveDesk,
-    figures: Figures,
+    slo_desk: SloHandlers,
+    scaling: ScalingHandlers,
+    live: LiveEvents,
+    figures: TimeSeries,
     api: ApiRelay,
 ) -> Starlette:
     """The application behind the admin port. `on_down` stores the wish that the cluster ends."""
@@ -124,7 +124,7 @@ def create_admin_app(
 
 
 def _state_routes(lock: AdminLock, page: StatusPage, on_down: OnDown, table: WorkerTable) -> list[Route]:
-    traces = TraceDesk(page.config.router_id, page.dispatcher, page.clock, time.time)
+    traces = TraceHandlers(page.config.router_id, page.dispatcher, page.clock, time.time)
 
     async def status(request: Request) -> Response:
         return _json(page.status())
@@ -173,7 +173,7 @@ def _audit_routes(lock: AdminLock, audits: AuditDesk, max_body_bytes: int) -> li
     ]
 
 
-def _routing_routes(lock: AdminLock, routing: RoutingDesk, max_body_bytes: int) -> list[Route]:
+def _routing_routes(lock: AdminLock, routing: RoutingHandlers, max_body_bytes: int) -> list[Route]:
     async def json_of(request: Request) -> object:
         try:
             return orjson.loads(await _body_of(request, max_body_bytes))
@@ -192,7 +192,7 @@ def _routing_routes(lock: AdminLock, routing: RoutingDesk, max_body_bytes: int) 
     ]
 
 
-def _tenant_routes(lock: AdminLock, keyring: Keyring, slo_desk: SloDesk) -> list[Route]:
+def _tenant_routes(lock: AdminLock, keyring: Keyring, slo_desk: SloHandlers) -> list[Route]:
     async def keys(request: Request) -> Response:
         return _json(await keyring.list())
 
@@ -215,7 +215,7 @@ def _tenant_routes(lock: AdminLock, keyring: Keyring, slo_desk: SloDesk) -> list
     ]
 
 
-def _scaling_routes(lock: AdminLock, scaling: ScalingDesk) -> list[Route]:
+def _scaling_routes(lock: AdminLock, scaling: ScalingHandlers) -> list[Route]:
     async def desired(request: Request) -> Response:
         if request.method == "GET":
             return _json(await scaling.desired())
@@ -241,9 +241,9 @@ def _scaling_routes(lock: AdminLock, scaling: ScalingDesk) -> list[Route]:
     ]
 
 
-def live_desk(page: StatusPage, table: WorkerTable, scaling: ScalingDesk, figures: Figures) -> LiveDesk:
+def live_desk(page: StatusPage, table: WorkerTable, scaling: ScalingHandlers, figures: TimeSeries) -> LiveEvents:
     """The live sections of this router's page, besides its files."""
-    traces = TraceDesk(page.config.router_id, page.dispatcher, page.clock, time.time)
+    traces = TraceHandlers(page.config.router_id, page.dispatcher, page.clock, time.time)
 
     async def status() -> object:
         return trimmed(page.status())
@@ -269,10 +269,10 @@ def live_desk(page: StatusPage, table: WorkerTable, scaling: ScalingDesk, figure
         "requests": requests,
         "figures": slots,
     }
-    return LiveDesk(sections, page.clock)
+    return LiveEvents(sections, page.clock)
 
 
-def _page_routes(lock: AdminLock, live: LiveDesk, figures: Figures, api: ApiRelay) -> list[Route]:
+def _page_routes(lock: AdminLock, live: LiveEvents, figures: TimeSeries, api: ApiRelay) -> list[Route]:
     async def stream(request: Request) -> Response:
         return live.open()
 

@@ -13,7 +13,7 @@ from tandem.core.clock import Clock
 from tandem.core.errors import InvalidRequestError, TandemError
 from tandem.core.ids import WorkerId
 from tandem.router.admin import audit_wire
-from tandem.router.admin.audit_join import AttemptKey, Auditor, Books, Judged, Verdict
+from tandem.router.admin.audit_join import AttemptKey, Auditor, Books, HoldVerdict, Judged
 from tandem.router.dispatch.dispatcher import Dispatcher
 from tandem.router.workers.connection import WorkerLink
 from tandem.router.workers.table import WorkerTable
@@ -123,7 +123,7 @@ def _worker(books: Books, judged: Sequence[Judged]) -> Record:
     mine = [one for one in judged if one.books is books]
     explained: dict[int, int] = defaultdict(int)
     for one in mine:
-        if one.verdict is Verdict.EXPLAINED:
+        if one.verdict is HoldVerdict.EXPLAINED:
             explained[one.hold.group] += len(one.hold.blocks)
     return {
         "worker": books.worker,
@@ -155,7 +155,7 @@ def _hold(one: Judged) -> Record:
         "blocks": list(hold.blocks),
         "verdict": one.verdict.value,
         "why": one.why,
-        "is_fenced": one.verdict is Verdict.SUSPECT and one.is_fenced,
+        "is_fenced": one.verdict is HoldVerdict.SUSPECT and one.is_fenced,
     }
 
 

@@ -91,7 +91,7 @@ class Books:
     cached_digest: str = ""
 
 
-class Verdict(StrEnum):
+class HoldVerdict(StrEnum):
     EXPLAINED = "explained"
     SUSPECT = "suspect"
     UNKNOWN = "unknown"
@@ -104,7 +104,7 @@ class Judged:
 
     books: Books
     hold: Hold
-    verdict: Verdict
+    verdict: HoldVerdict
     why: str
     peer: str = ""
     peer_incarnation: int = 0
@@ -145,63 +145,63 @@ class Auditor:
         peer, incarnation = _peer(books, hold)
         return Judged(books=books, hold=hold, verdict=verdict, why=why, peer=peer, peer_incarnation=incarnation)
 
-    def _request(self, books: Books, hold: Hold) -> tuple[Verdict, str]:
+    def _request(self, books: Books, hold: Hold) -> tuple[HoldVerdict, str]:
         known = books.requests.get(hold.subject)
         if known is None:
-            return Verdict.SUSPECT, "the worker knows no such request"
+            return HoldVerdict.SUSPECT, "the worker knows no such request"
         if not known.is_in_engine:
-            return Verdict.SUSPECT, "its request is not in the engine"
+            return HoldVerdict.SUSPECT, "its request is not in the engine"
         if known.router != self.router:
-            return Verdict.EXPLAINED, f"a request of router {known.router}"
+            return HoldVerdict.EXPLAINED, f"a request of router {known.router}"
         if (known.request, known.attempt) not in self.flights:
-            return Verdict.SUSPECT, f"router {self.router} no longer has this attempt in flight"
-        return Verdict.EXPLAINED, "a request in flight"
+            return HoldVerdict.SUSPECT, f"router {self.router} no longer has this attempt in flight"
+        return HoldVerdict.EXPLAINED, "a request in flight"
 
-    def _reserved(self, books: Books, hold: Hold) -> tuple[Verdict, str]:
+    def _reserved(self, books: Books, hold: Hold) -> tuple[HoldVerdict, str]:
         claim, moving = books.claims.get(hold.transfer), books.receiving.get(hold.transfer)
         if claim is None or claim.key != hold.subject:
-            return Verdict.SUSPECT, "the role has no such reservation"
+            return HoldVerdict.SUSPECT, "the role has no such reservation"
         if moving is None or _attempt(moving) != (hold.request, hold.attempt):
-            return Verdict.SUSPECT, "its transfer is not open in the receiver"
+            return HoldVerdict.SUSPECT, "its transfer is not open in the receiver"
         peer = self._find(claim.peer)
         if peer is None:
             return self._absent(claim.peer)
         if peer.incarnation != claim.peer_incarnation:
-            return Verdict.SUSPECT, f"{claim.peer} is now another incarnation"
+            return HoldVerdict.SUSPECT, f"{claim.peer} is now another incarnation"
         theirs = peer.sending.get(hold.transfer)
         if theirs is not None and _is_same(theirs, moving):
-            return Verdict.EXPLAINED, f"{claim.peer} pushes to it ({theirs.phase})"
+            return HoldVerdict.EXPLAINED, f"{claim.peer} pushes to it ({theirs.phase})"
         handover = peer.claims.get(hold.transfer)
         if handover is not None and _is_between(handover, "handover", hold, books):
-            return Verdict.EXPLAINED, f"a hand-over of {claim.peer}"
-        return Verdict.SUSPECT, f"{claim.peer} knows nothing of this transfer"
+            return HoldVerdict.EXPLAINED, f"a hand-over of {claim.peer}"
+        return HoldVerdict.SUSPECT, f"{claim.peer} knows nothing of this transfer"
 
-    def _pushing(self, books: Books, hold: Hold) -> tuple[Verdict, str]:
+    def _pushing(self, books: Books, hold: Hold) -> tuple[HoldVerdict, str]:
         moving, claim = books.sending.get(hold.transfer), books.claims.get(hold.transfer)
         is_known = claim is not None and claim.key == hold.subject
         if moving is not None and _attempt(moving) == (hold.request, hold.attempt):
             if not is_known:
-                return Verdict.SUSPECT, "its transfer is open in the sender, but the role would not hear of its end"
-            return Verdict.EXPLAINED, f"a transfer to {moving.receiver} ({moving.phase})"
+                return HoldVerdict.SUSPECT, "its transfer is open in the sender, but the role would not hear of its end"
+            return HoldVerdict.EXPLAINED, f"a transfer to {moving.receiver} ({moving.phase})"
         if claim is None or not is_known or claim.kind != "handover":
-            return Verdict.SUSPECT, "its transfer is not open in the sender, and the role has no such hand-over"
+            return HoldVerdict.SUSPECT, "its transfer is not open in the sender, and the role has no such hand-over"
         peer = self._find(claim.peer)
         if peer is None:
             return self._absent(claim.peer)
         if peer.incarnation != claim.peer_incarnation:
-            return Verdict.SUSPECT, f"{claim.peer} is now another incarnation"
+            return HoldVerdict.SUSPECT, f"{claim.peer} is now another incarnation"
         reservation = peer.claims.get(hold.transfer)
         if reservation is not None and _is_between(reservation, "reservation", hold, books):
-            return Verdict.EXPLAINED, f"pushed; {claim.peer} has it reserved"
-        return Verdict.SUSPECT, f"{claim.peer} knows nothing of this transfer"
+            return HoldVerdict.EXPLAINED, f"pushed; {claim.peer} has it reserved"
+        return HoldVerdict.SUSPECT, f"{claim.peer} knows nothing of this transfer"
 
     def _find(self, worker: str) -> Books | None:
         return next((books for books in self.books if books.worker == worker), None)
 
-    def _absent(self, worker: str) -> tuple[Verdict, str]:
+    def _absent(self, worker: str) -> tuple[HoldVerdict, str]:
         if worker in self.unanswered:
-            return Verdict.UNKNOWN, f"{worker} did not answer"
-        return Verdict.SUSPECT, f"its peer {worker} is not here"
+            return HoldVerdict.UNKNOWN, f"{worker} did not answer"
+        return HoldVerdict.SUSPECT, f"its peer {worker} is not here"
 
 
 def _attempt(moving: Moving) -> AttemptKey:

@@ -14,7 +14,7 @@ from tandem.core.errors import UnavailableError
 from tandem.core.ids import RouterId, WorkerId
 from tandem.core.logs import event
 from tandem.router.admin.scaling_handlers import UniqueBlocks
-from tandem.router.admission.slo import Classes
+from tandem.router.admission.slo import SloClasses
 from tandem.router.dispatch.dispatcher import Dispatcher
 from tandem.router.workers.connection import WorkerLink
 from tandem.router.workers.proto_convert import WorkerFacts
@@ -35,7 +35,7 @@ class DemandDesk:
 
     dispatcher: Dispatcher
     table: WorkerTable
-    classes: Classes
+    classes: SloClasses
     clock: Clock
     unique_blocks: UniqueBlocks | None
     window_s: float

@@ -38,9 +38,9 @@ from tandem.router.admin.app import (
 from tandem.router.admin.merged_status import workers_of
 from tandem.router.admin.page import timeseries
 from tandem.router.admin.page.chat import CHAT_PATH, ApiRelay
-from tandem.router.admin.page.live_events import LiveDesk, Read, trimmed
+from tandem.router.admin.page.live_events import LiveEvents, Read, trimmed
 from tandem.router.admin.page.static_files import site_routes
-from tandem.router.admin.replicated_settings import POLICY_PATH, SLO_PATH, Orders
+from tandem.router.admin.replicated_settings import POLICY_PATH, SLO_PATH, ReplicatedSettings
 from tandem.router.admin.trace_handlers import MAX_SHOWN
 from tandem.router.admission import status as admission_status
 from tandem.router.api.http.body_parser import read_body
@@ -56,7 +56,7 @@ _OF_WORKERS = "worker"
 _LEAST = frozenset({names.WORKER_UP, names.RETRY_BUDGET})
 _MOST = frozenset(
     {names.WORKER_REGISTERED, names.BREAKER, names.INDEX_BLOCKS}
-    | {one for one in names.CATALOGUE.values() if one.source is names.Source.CLUSTER}
+    | {one for one in names.CATALOGUE.values() if one.source is names.MetricSource.CLUSTER}
 )
 """Metrics that all processes have alike, and per-process ones that no sum can express: the one that is worst off
 counts."""
@@ -64,7 +64,7 @@ _TO_ALL = (POLICY_PATH, SLO_PATH)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RouterMember:
     """A process that listens, and the URL of its admin port."""
 
     name: str
@@ -83,17 +83,17 @@ class _Question:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _Responses:
     """Answers of the processes of `router`, with the admin port `port`, and the error of each that gave none."""
 
     router: str
     port: int
-    answers: Mapping[Part, _Answer]
-    silent: Mapping[Part, TandemError]
+    answers: Mapping[RouterMember, _HttpAnswer]
+    silent: Mapping[RouterMember, TandemError]
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _HttpAnswer:
     status: int
     kind: str
     body: bytes
@@ -109,8 +109,8 @@ class _Answer:
 def create_parts_admin(
     router: str,
     port: int,
-    parts: Callable[[], Sequence[Part]],
-    orders: Orders,
+    parts: Callable[[], Sequence[RouterMember]],
+    orders: ReplicatedSettings,
     *,
     admin_key: bytes,
     max_body_bytes: int,
@@ -119,7 +119,7 @@ def create_parts_admin(
     """The application; `parts` are the processes that can be asked now, `orders` keeps the settings sent to all. A
     request without a key is not read to the end. `api` None = no chat. Its `state.live` is the desk of the page's
     streams."""
-    live = LiveDesk(_sections(router, port, parts, admin_key), MonotonicClock(), read_s=TOGETHER_S + 1)
+    live = LiveEvents(_sections(router, port, parts, admin_key), MonotonicClock(), read_s=TOGETHER_S + 1)
 
     async def run(request: Request) -> Response:
         try:
@@ -159,7 +159,7 @@ def create_parts_admin(
     return app
 
 
-async def replay(orders: Orders, part: Part, key: bytes) -> None:
+async def replay(orders: ReplicatedSettings, part: RouterMember, key: bytes) -> None:
     """Send a starting process all settings of the others; StartupError if it does not take it. `key`: admin's."""
     headers = {"authorization": f"Bearer {key.decode()}", "content-type": "application/json"}
     for path, body in orders.every():
@@ -173,20 +173,22 @@ async def replay(orders: Orders, part: Part, key: bytes) -> None:
 async def whole_scrape(parent: str) -> bytes:
     """Metrics of all processes, from their parent's admin port; `parent` is its URL. UnavailableError if it gives
     none."""
-    answer = await _fetch(Part("the parent", parent, 0), _Question("GET", "/metrics", {}))
+    answer = await _fetch(RouterMember("the parent", parent, 0), _Question("GET", "/metrics", {}))
     if not answer.is_good:
         raise UnavailableError("the processes of this router do not tell their metrics", todo="ask again")
     return answer.body
 
 
-async def _tell_all(question: _Question, path: str, parts: Callable[[], Sequence[Part]], orders: Orders) -> Response:
+async def _tell_all(
+    question: _Question, path: str, parts: Callable[[], Sequence[RouterMember]], orders: ReplicatedSettings
+) -> Response:
     """Kept once any process accepts it: one that does not answer now, or starts later, is to agree with that one."""
     async with orders.lock:
         every = _some_of(parts())
         told = await asyncio.gather(*(_fetch(part, question) for part in every), return_exceptions=True)
-        if any(isinstance(one, _Answer) and one.is_good for one in told):
+        if any(isinstance(one, _HttpAnswer) and one.is_good for one in told):
             orders.keep(path, question.body)
-    answers: list[_Answer] = []
+    answers: list[_HttpAnswer] = []
     for one in told:
         if isinstance(one, BaseException):
             raise one
@@ -194,15 +196,15 @@ async def _tell_all(question: _Question, path: str, parts: Callable[[], Sequence
     return next((answer for answer in answers if not answer.is_good), answers[0]).response()
 
 
-async def _ask(question: _Question, path: str, router: str, port: int, parts: Sequence[Part]) -> Response:
+async def _ask(question: _Question, path: str, router: str, port: int, parts: Sequence[RouterMember]) -> Response:
     together = _TOGETHER.get(path)
     if together is None and not path.startswith(TRACE_PATH):
         return (await _fetch(parts[0], question)).response()
     told = await asyncio.gather(*(_fetch(part, question, TOGETHER_S) for part in parts), return_exceptions=True)
-    answers: dict[Part, _Answer] = {}
-    silent: dict[Part, TandemError] = {}
+    answers: dict[RouterMember, _HttpAnswer] = {}
+    silent: dict[RouterMember, TandemError] = {}
     for part, one in zip(parts, told, strict=True):
-        if isinstance(one, _Answer):
+        if isinstance(one, _HttpAnswer):
             answers[part] = one
         elif isinstance(one, TandemError):
             silent[part] = one
@@ -216,10 +218,10 @@ async def _ask(question: _Question, path: str, router: str, port: int, parts: Se
     if bad is not None:
         return bad.response()
     kind = next(iter(answers.values())).kind
-    return Response(together(_Told(router, port, answers, silent)), headers={"content-type": kind})
+    return Response(together(_Responses(router, port, answers, silent)), headers={"content-type": kind})
 
 
-def _sections(router: str, port: int, parts: Callable[[], Sequence[Part]], key: bytes) -> dict[str, Read]:
+def _sections(router: str, port: int, parts: Callable[[], Sequence[RouterMember]], key: bytes) -> dict[str, Read]:
     """Sections of the page, joined over all processes; asked with the admin key."""
 
     def asking(path: str) -> Read:
@@ -249,7 +251,7 @@ def _sections(router: str, port: int, parts: Callable[[], Sequence[Part]], key: 
     return {"status": status, "figures": slots, **{name: asking(path) for name, path in paths.items()}}
 
 
-def _some_of(parts: Sequence[Part]) -> Sequence[Part]:
+def _some_of(parts: Sequence[RouterMember]) -> Sequence[RouterMember]:
     if not parts:
         raise UnavailableError("no process of this router listens", todo="try again; look at its log if that goes on")
     return parts
@@ -268,22 +270,24 @@ def _headers(request: Request) -> dict[str, str]:
 # ---- putting together ---------------------------------------------------------------------------------------------
 
 
-def _requests(told: _Told) -> bytes:
+def _requests(told: _Responses) -> bytes:
     rows = [row for answer in told.answers.values() for row in orjson.loads(answer.body)["requests"]]
     return orjson.dumps({"requests": sorted(rows, key=lambda row: -row["age_s"])})
 
 
-def _traces(told: _Told) -> bytes:
+def _traces(told: _Responses) -> bytes:
     rows = [row for answer in told.answers.values() for row in orjson.loads(answer.body)["requests"]]
     return orjson.dumps({"requests": sorted(rows, key=lambda row: -row["began_at_s"])[:MAX_SHOWN]})
 
 
-def _figures(told: _Told) -> bytes:
+def _figures(told: _Responses) -> bytes:
     return orjson.dumps(timeseries.added_up([orjson.loads(answer.body) for answer in told.answers.values()]))
 
 
-def _status(told: _Told) -> bytes:
-    said: dict[Part, dict[str, Any]] = {part: orjson.loads(answer.body) for part, answer in told.answers.items()}
+def _status(told: _Responses) -> bytes:
+    said: dict[RouterMember, dict[str, Any]] = {
+        part: orjson.loads(answer.body) for part, answer in told.answers.items()
+    }
     pages = list(said.values())
     status = next((page for page in pages if not page["is_ready"]), pages[0])
     status["workers"] = workers_of(pages)
@@ -310,7 +314,7 @@ def _some(row: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: row[name] for name in names}
 
 
-def _metrics(told: _Told) -> bytes:
+def _metrics(told: _Responses) -> bytes:
     added = added_up([answer.body.decode() for answer in told.answers.values()])
     up = GaugeMetricFamily(names.ROUTER_PROCESS_UP, names.ROUTER_PROCESS_UP.text, labels=["process"])
     for part in (*told.answers, *told.silent):
@@ -324,7 +328,7 @@ def _metrics(told: _Told) -> bytes:
     return generate_latest(Added())
 
 
-_TOGETHER: Mapping[str, Callable[[_Told], bytes]] = {
+_TOGETHER: Mapping[str, Callable[[_Responses], bytes]] = {
     "/metrics": _metrics,
     "/admin/v1/requests": _requests,
     "/admin/v1/status": _status,
@@ -361,7 +365,7 @@ def added_up(texts: Sequence[str]) -> list[Metric]:
 # ---- asking -------------------------------------------------------------------------------------------------------
 
 
-async def _fetch(part: Part, question: _Question, timeout_s: float = ANSWER_S) -> _Answer:
+async def _fetch(part: RouterMember, question: _Question, timeout_s: float = ANSWER_S) -> _HttpAnswer:
     """UnavailableError when there is no answer."""
     url = urlsplit(part.admin)
     head = [f"{question.method} {question.target} HTTP/1.1", f"Host: {url.netloc}", "Connection: close"]
@@ -382,7 +386,7 @@ async def _fetch(part: Part, question: _Question, timeout_s: float = ANSWER_S) -
         ) from error
 
 
-async def _read(reader: asyncio.StreamReader) -> _Answer:
+async def _read(reader: asyncio.StreamReader) -> _HttpAnswer:
     """One response of a server of ours, which states its length."""
     first = (await reader.readline()).split()
     if len(first) < 2:
@@ -399,4 +403,4 @@ async def _read(reader: asyncio.StreamReader) -> _Answer:
     length = int(headers.get("content-length", "0"))
     if length > _MAX_ANSWER_BYTES:
         raise ValueError(f"an answer of {length} bytes")
-    return _Answer(status, headers.get("content-type", "application/json"), await reader.readexactly(length))
+    return _HttpAnswer(status, headers.get("content-type", "application/json"), await reader.readexactly(length))

@@ -10,7 +10,7 @@ POLICY_PATH = "/admin/v1/route/policy"
 SLO_PATH = "/admin/v1/slo"
 
 
-class Orders:
+class ReplicatedSettings:
     """The last body that was accepted for the routing policy and for each SLO class.
 
     Hold `lock` while passing an order on, or replaying orders to a process that starts: else a process could miss an

@@ -16,7 +16,7 @@ from tandem.router.dispatch.dispatcher import Dispatcher
 from tandem.router.routing.decision import decision
 from tandem.router.routing.plan import Candidate
 from tandem.router.routing.policy_switch import PolicySwitch
-from tandem.router.serving.request_parser import Ask, AskReader
+from tandem.router.serving.request_parser import ApiRequest, RequestParser
 
 _DIGITS = 6
 M = TypeVar("M", bound=BaseModel)
@@ -42,10 +42,10 @@ class PolicyRequest(BaseModel):
     policy: str
 
 
-class RoutingDesk:
+class RoutingHandlers:
     """Answers in plain values, ready to be JSON. Belongs to the event loop."""
 
-    def __init__(self, reader: AskReader, dispatcher: Dispatcher, switch: PolicySwitch) -> None:
+    def __init__(self, reader: RequestParser, dispatcher: Dispatcher, switch: PolicySwitch) -> None:
         self._reader, self._dispatcher, self._switch = reader, dispatcher, switch
 
     def policy(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class RoutingDesk:
         if (wanted.prompt is None) == (wanted.messages is None):
             raise InvalidRequestError("give either prompt or messages", param="prompt")
         prompt = tuple(wanted.prompt) if isinstance(wanted.prompt, list) else wanted.prompt
-        ask = Ask(
+        ask = ApiRequest(
             api="explain",
             model=wanted.model or self._reader.models.served_names[0],
             prompts=() if prompt is None else (prompt,),

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tandem.core.config import ClusterConfig, PlannerMode
 from tandem.core.desired import DesiredState, roles_of
-from tandem.core.desired_changes import WorkerLoad, changes, cordoned, flipped, model_of, restarted, scaled, split
+from tandem.core.desired_changes import WorkerLoad, changes, cordoned, model_of, restarted, split, with_role, with_scale
 from tandem.core.errors import ConfigError, ConflictError, InvalidRequestError, UnavailableError
 from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
@@ -101,7 +101,7 @@ class NewState(_Body):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScalingDesk:
+class ScalingHandlers:
     """Answers in plain values, ready to be JSON. All raise UnavailableError while the store does not answer."""
 
     store: DesiredStateStore | None
@@ -172,7 +172,7 @@ class ScalingDesk:
                 raise ConflictError("there are no rollouts here", why=why, todo="use `helm upgrade`")
             return _rolled(before, wish)
         if isinstance(wish, FlipWish):
-            return flipped(before, wish.worker, RoleName(wish.role))
+            return with_role(before, wish.worker, RoleName(wish.role))
         if isinstance(wish, RestartWish):
             return restarted(before, wish.worker)
         if isinstance(wish, CordonWish):
@@ -185,7 +185,7 @@ class ScalingDesk:
             if len(wish.ratio) != 2:
                 raise InvalidRequestError("a ratio has two numbers, of prefill and decode workers", param="ratio")
             counts = split(before, (wish.ratio[0], wish.ratio[1]), wish.total, model=wish.model)
-        return scaled(before, counts, await self.loads(), model=wish.model, may_flip=wish.may_flip)
+        return with_scale(before, counts, await self.loads(), model=wish.model, may_flip=wish.may_flip)
 
     async def _load(self) -> DesiredState:
         state = await self.store.load() if self.store is not None else None

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from tandem.core.config import SLO_NAME, SloSection
-from tandem.router.admission.slo import Classes
+from tandem.router.admission.slo import SloClasses
 
 
 class NewSlo(BaseModel):
@@ -20,10 +20,10 @@ class NewSlo(BaseModel):
     itl_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
 
-class SloDesk:
+class SloHandlers:
     """Requests that have arrived keep their promises."""
 
-    def __init__(self, classes: Classes) -> None:
+    def __init__(self, classes: SloClasses) -> None:
         self._classes = classes
 
     def list(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from tandem.core.clock import Clock
 from tandem.core.config import RouterConfig
 from tandem.router.dispatch.circuit_breaker import Breakers
 from tandem.router.dispatch.dispatcher import Dispatcher
-from tandem.router.dispatch.inflight_request import Flight
+from tandem.router.dispatch.inflight_request import InFlightRequest
 from tandem.router.dispatch.readiness import Readiness
 from tandem.router.version import version
 from tandem.router.workers.connection import WorkerLink
@@ -123,7 +123,7 @@ def _worker(link: WorkerLink) -> dict[str, Any]:
     }
 
 
-def _request(flight: Flight, now_s: float) -> dict[str, Any]:
+def _request(flight: InFlightRequest, now_s: float) -> dict[str, Any]:
     return {
         "request": flight.id,
         "attempt": flight.attempt,

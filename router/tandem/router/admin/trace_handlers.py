@@ -11,7 +11,7 @@ from tandem.core.clock import Clock
 from tandem.core.errors import NotFoundError
 from tandem.router.dispatch.dispatcher import Dispatcher
 from tandem.router.dispatch.spans import Span, spans
-from tandem.router.dispatch.traces import MAX_TRACES, Moment, Trace, trace_of
+from tandem.router.dispatch.traces import MAX_TRACES, Moment, RequestTrace, trace_of
 from tandem.router.error_quoting import shortened
 
 MAX_RUNNING, MAX_SHOWN = 20, 30
@@ -20,7 +20,7 @@ _NAMES = 8
 """Request ids that an error lists."""
 
 
-class TraceDesk:
+class TraceHandlers:
     """Answers from what the dispatcher keeps. Belongs to the event loop."""
 
     def __init__(self, router: str, dispatcher: Dispatcher, clock: Clock, wall_s: Callable[[], float]) -> None:
@@ -45,7 +45,7 @@ class TraceDesk:
         traces.sort(key=lambda trace: -trace.arrived_s)
         return {"requests": [self._shown(trace, now_s) for trace in traces]}
 
-    def _shown(self, trace: Trace, now_s: float) -> dict[str, Any]:
+    def _shown(self, trace: RequestTrace, now_s: float) -> dict[str, Any]:
         end_s = now_s if trace.ended_s is None else trace.ended_s
         return {
             "request": trace.request,

@@ -19,9 +19,9 @@ from tandem.core.config import AdmissionSection
 from tandem.core.errors import CapacityError, DeadlineError, InternalError, TandemError
 from tandem.core.ids import WorkerId
 from tandem.core.prefill_queue import QueueRules
-from tandem.router.admission.capacity import SHORTER, Need
+from tandem.router.admission.capacity import SHORTER, ResourceDemand
 from tandem.router.admission.fair_queue import FairQueue, Waiting
-from tandem.router.admission.slo import Terms
+from tandem.router.admission.slo import SloTerms
 from tandem.router.admission.throughput import MEMORY_S, DrainRate
 
 _log = logging.getLogger(__name__)
@@ -40,15 +40,15 @@ CREDIT_TOKENS = 4096
 """Cost that a tenant's short requests may spend before their turn, while a long one of another finds no room."""
 ASK_EVERY_S = 0.02
 """Least interval between two checks if one worker had better serve a request whole, while the answer is no."""
-_PASSING = 4
+_MAX_LOOKAHEAD = 4
 """How many are looked at when there is no room for the first in turn."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Place(Waiting):
+class QueuedRequest(Waiting):
     """A request in the queue. One of `grant` and `refuse` is called once, unless it leaves before."""
 
-    need: Need
+    need: ResourceDemand
     deadline_s: float
     arrived_s: float
     queued_s: float
@@ -60,11 +60,11 @@ class Place(Waiting):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arrived:
+class AdmissionRequest:
     """A request that wants in. `cost` in tokens; `model`: the one that its workers must serve."""
 
-    terms: Terms
-    need: Need
+    terms: SloTerms
+    need: ResourceDemand
     cost: int
     arrived_s: float
     deadline_s: float
@@ -82,13 +82,13 @@ class AdmissionMeter(Protocol):
 class _Lane:
     """Those that wait for one model's workers."""
 
-    queue: FairQueue[Place]
+    queue: FairQueue[QueuedRequest]
     rate: DrainRate = field(default_factory=DrainRate)
     ask_again_s: float = -math.inf
     """None was better off alone: not to be asked for each of them every POLL_S."""
 
 
-class Admission:
+class AdmissionController:
     """`has_room(model, need)` looks at the workers, `has_place(worker, need)` at one that is to serve it whole; `order`
     gives the order in which workers sort prompts; `on_waiting` is called when the first one begins to wait.
     `stranded(model)`: how many were let in and wait for a worker to come at all."""
@@ -97,11 +97,11 @@ class Admission:
         self,
         rules: AdmissionSection,
         clock: Clock,
-        has_room: Callable[[str, Need], bool],
+        has_room: Callable[[str, ResourceDemand], bool],
         meter: AdmissionMeter,
         on_waiting: Callable[[], None] = lambda: None,
         order: Callable[[], QueueRules] = QueueRules,
-        has_place: Callable[[WorkerId, Need], bool] = lambda worker, need: False,
+        has_place: Callable[[WorkerId, ResourceDemand], bool] = lambda worker, need: False,
         stranded: Callable[[str], int] = lambda model: 0,
     ) -> None:
         self._rules, self._clock, self._has_room, self._meter = rules, clock, has_room, meter
@@ -119,18 +119,18 @@ class Admission:
         return 0 if lane is None else len(lane.queue)
 
     @property
-    def lanes(self) -> dict[str, tuple[FairQueue[Place], DrainRate]]:
+    def lanes(self) -> dict[str, tuple[FairQueue[QueuedRequest], DrainRate]]:
         """Queue and drain rate of each model; to be looked at alone."""
         return {model: (lane.queue, lane.rate) for model, lane in self._lanes.items()}
 
     def enter(
         self,
-        arrived: Arrived,
+        arrived: AdmissionRequest,
         compute_s: Callable[[], float],
         grant: Callable[[], None],
         refuse: Callable[[TandemError], None],
         alone: Callable[[int], WorkerId | None] = lambda waiting: None,
-    ) -> Place | None:
+    ) -> QueuedRequest | None:
         """Let a request in: `grant` is called before this returns, and None returned, or later, as is `refuse`.
 
         `compute_s` gives how long its prompt takes, when that is needed; `alone`, which worker had better serve it
@@ -167,7 +167,7 @@ class Admission:
             self._on_waiting()
         return place
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: QueuedRequest) -> None:
         """Remove a request that its client gave up."""
         if not place.is_over:
             place.is_over = True
@@ -206,16 +206,16 @@ class Admission:
             if not len(lane.queue):
                 lane.rate.watch(now_s, is_busy=False)
 
-    def _next(self, model: str, queue: FairQueue[Place]) -> Place | None:
+    def _next(self, model: str, queue: FairQueue[QueuedRequest]) -> QueuedRequest | None:
         """Next to dispatch: the head if it fits, else a shorter one that would overtake it at a worker, too."""
         first = queue.first()
         if first is None or self._has_room(model, first.need) or self._is_better_alone(model, first):
             return first
         most_s = (first.need.compute_s or 0.0) / SHORTER
-        passing = (place for place in queue.passing(_PASSING) if (place.need.compute_s or 0.0) <= most_s)
+        passing = (place for place in queue.passing(_MAX_LOOKAHEAD) if (place.need.compute_s or 0.0) <= most_s)
         return next((place for place in passing if self._has_room(model, place.need)), None)
 
-    def _is_better_alone(self, model: str, first: Place) -> bool:
+    def _is_better_alone(self, model: str, first: QueuedRequest) -> bool:
         """True if a worker should serve it whole, past those that it would wait for as half of a pair."""
         lane, now_s = self._lanes[model], self._clock.now_s()
         if now_s < lane.ask_again_s:
@@ -231,7 +231,7 @@ class Admission:
         lane.ask_again_s = now_s
         return True
 
-    def in_time(self, terms: Terms, arrived_s: float, first_token_s: float, compute_s: float) -> None:
+    def check_slo(self, terms: SloTerms, arrived_s: float, first_token_s: float, compute_s: float) -> None:
         """CapacityError when the first token would come too late for the class, and not because the prompt is long."""
         late_s = self._clock.now_s() + first_token_s - arrived_s - MARGIN * terms.ttft_s
         if late_s > 0 and compute_s <= MARGIN * terms.ttft_s:
@@ -241,7 +241,7 @@ class Admission:
     def _new_lane(self) -> _Lane:
         rules = self._rules
         return _Lane(
-            FairQueue[Place](
+            FairQueue[QueuedRequest](
                 quantum=rules.quantum_tokens,
                 limit=rules.max_waiting,
                 credit=CREDIT_TOKENS,
@@ -251,18 +251,18 @@ class Admission:
 
     def _place(
         self,
-        arrived: Arrived,
+        arrived: AdmissionRequest,
         compute_s: float,
         grant: Callable[[], None],
         refuse: Callable[[TandemError], None],
         alone: Callable[[int], WorkerId | None],
-    ) -> Place:
+    ) -> QueuedRequest:
         now_s, terms = self._clock.now_s(), arrived.terms
         due_s = self._order().due_s(arrived_s=arrived.arrived_s, remaining_s=compute_s, now_s=now_s)
         target_s = MARGIN * terms.ttft_s
         # A request that even idle workers would be too late with is not sent away for it.
         latest_s = arrived.arrived_s + target_s - compute_s if compute_s <= target_s else math.inf
-        return Place(
+        return QueuedRequest(
             tenant=terms.tenant,
             cost=max(1, arrived.cost),
             due_s=due_s + PRIORITY_S * terms.priority,
@@ -286,7 +286,7 @@ class Admission:
                 retry_after_s=_STRANDED_S,
             )  # fmt: skip
 
-    def _check_wait(self, lane: _Lane, place: Place) -> None:
+    def _check_wait(self, lane: _Lane, place: QueuedRequest) -> None:
         """CapacityError when it would be gone before its turn comes."""
         rate = lane.rate.per_s
         if rate is None:
@@ -297,7 +297,7 @@ class Admission:
             self._meter.refused("late")
             raise _late("", late_s)
 
-    def _expire(self, lane: _Lane, place: Place, now_s: float) -> None:
+    def _expire(self, lane: _Lane, place: QueuedRequest, now_s: float) -> None:
         if now_s >= place.deadline_s:
             waited = f"it waited {now_s - place.arrived_s:.1f} s for its turn"
             error: TandemError = DeadlineError("no answer in the time that was given", why=waited, todo="try later")
@@ -313,7 +313,7 @@ class Admission:
         return min(_MOST_S, max(_LEAST_S, cost / rate if rate else unknown_s))
 
 
-def _end(place: Place, error: TandemError) -> None:
+def _end(place: QueuedRequest, error: TandemError) -> None:
     place.is_over = True
     place.refuse(error)
 

@@ -14,7 +14,7 @@ from typing import Protocol
 from tandem.core.config import AdmissionSection
 from tandem.core.lifecycle import RoleName
 from tandem.core.prefill_queue import PrefillSpeed, QueuedWork, QueueRules
-from tandem.router.routing.inflight_load import Outstanding, Sent
+from tandem.router.routing.inflight_load import InFlightWork, Outstanding
 
 _ASSUMED_BLOCK_TOKENS = 16
 SHORTER = 2.0
@@ -53,7 +53,7 @@ class Facts(Protocol):
     def block_tokens(self) -> int: ...
 
 
-class Link(Protocol):
+class WorkerLoad(Protocol):
     """A worker as a router sees it; a `WorkerLink` is one. `facts` None = not connected."""
 
     @property
@@ -65,7 +65,7 @@ class Link(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
+class ResourceDemand:
     """Resources of a request: tokens of all its prompts, and its choices. `compute_s` None = not known how long."""
 
     prompt_tokens: int
@@ -73,13 +73,13 @@ class Need:
     compute_s: float | None = None
 
 
-class Room:
+class CapacityCheck:
     """`least_itl_s()`: a decode worker takes no more sequences than keep its steps shorter; inf = as many as fit."""
 
     def __init__(self, rules: AdmissionSection, least_itl_s: Callable[[], float] = lambda: math.inf) -> None:
         self._rules, self._least_itl_s = rules, least_itl_s
 
-    def is_there(self, need: Need, links: Iterable[Link], now_s: float) -> bool:
+    def is_there(self, need: ResourceDemand, links: Iterable[WorkerLoad], now_s: float) -> bool:
         """True if one worker can soon begin the prompt and one can go on with the answer.
 
         True where no worker serves at all, too: then nothing is gained by waiting here.
@@ -93,14 +93,14 @@ class Room:
             self._can_decode(link, need, now_s) for link in decoding
         )
 
-    def is_there_whole(self, need: Need, link: Link, now_s: float) -> bool:
+    def is_there_whole(self, need: ResourceDemand, link: WorkerLoad, now_s: float) -> bool:
         """True if this worker can take the whole request, its prompt too. A decode worker that has room for the answer
         has it for the prompt: the caller has weighed that."""
         if link.facts is None or not self._can_decode(link, need, now_s):
             return False
         return _role(link) is RoleName.DECODE or self._can_compute(link, need, now_s)
 
-    def _can_compute(self, link: Link, need: Need, now_s: float) -> bool:
+    def _can_compute(self, link: WorkerLoad, need: ResourceDemand, now_s: float) -> bool:
         """True if little is ahead of it there. What it would overtake does not count, if that is known."""
         load, is_stale, due_s = link.load, link.outstanding.is_stale(now_s), math.inf
         if need.compute_s is not None:
@@ -115,7 +115,7 @@ class Room:
         left_s = max(0.0, reported_s - since_s)  # of what it reported it has worked on since
         return left_s + sent_s < self._rules.worker_queue_s
 
-    def _can_decode(self, link: Link, need: Need, now_s: float) -> bool:
+    def _can_decode(self, link: WorkerLoad, need: ResourceDemand, now_s: float) -> bool:
         load, coming = link.load, link.outstanding.uncounted(now_s)
         if link.outstanding.is_stale(now_s):
             return True
@@ -126,14 +126,14 @@ class Room:
             return False
         return not load.total_blocks or self._fits(link, need, coming)
 
-    def _fits(self, link: Link, need: Need, coming: list[Sent]) -> bool:
+    def _fits(self, link: WorkerLoad, need: ResourceDemand, coming: list[InFlightWork]) -> bool:
         size = (link.facts.block_tokens if link.facts is not None else 0) or _ASSUMED_BLOCK_TOKENS
         wanted = -(-need.prompt_tokens // size) + need.choices
         is_idle = not link.load.in_flight and not coming
         return is_idle or link.load.free_blocks - sum(one.blocks for one in coming) >= wanted
 
 
-def _role(link: Link) -> RoleName:
+def _role(link: WorkerLoad) -> RoleName:
     if link.facts is None:
         raise RuntimeError("a link that is down was asked for its role")
     return link.facts.role

@@ -30,7 +30,7 @@ ANONYMOUS = Caller(tenant=ANONYMOUS_TENANT, sees_load=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class SloRequest:
     """SLO class, priority and timeout that a request asks for; None = nothing. `slo_param`, `timeout_param`: the names
     of its fields."""
 
@@ -42,7 +42,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class SloTerms:
     """Terms in force for a request. `slo` "" = no class. `ttft_s`, `itl_s` inf = nothing is promised. `is_background`:
     no client waits for it; it is in no queue and no budget here, since batches have a rate limit of their own."""
 
@@ -55,7 +55,7 @@ class Terms:
     is_background: bool = False
 
 
-class Classes:
+class SloClasses:
     """The SLO classes of the configuration; `default` "" = requests that name none have none."""
 
     def __init__(self, classes: Mapping[str, SloSection], default: str, timeout_s: float) -> None:
@@ -82,14 +82,14 @@ class Classes:
         """The strictest promise between tokens; inf = there is none. Requests that share a batch share its steps."""
         return min((one.itl_s or math.inf for one in self._classes.values()), default=math.inf)
 
-    def terms(self, caller: Caller, wish: Wish) -> Terms:
+    def terms(self, caller: Caller, wish: SloRequest) -> SloTerms:
         """InvalidRequestError or PermissionDeniedError when `wish` cannot be had."""
         slo, priority, timeout_s = self._slo(caller, wish), _priority(caller, wish), _timeout_s(wish)
         timeout_s = min(self._timeout_s, timeout_s)
         if caller.is_background:  # no client waits for its first token
-            return Terms(tenant=caller.tenant, timeout_s=timeout_s, is_background=True)
+            return SloTerms(tenant=caller.tenant, timeout_s=timeout_s, is_background=True)
         found = self._classes.get(slo, SloSection())
-        return Terms(
+        return SloTerms(
             tenant=caller.tenant,
             slo=slo,
             ttft_s=found.ttft_s or math.inf,
@@ -98,7 +98,7 @@ class Classes:
             timeout_s=timeout_s,
         )
 
-    def _slo(self, caller: Caller, wish: Wish) -> str:
+    def _slo(self, caller: Caller, wish: SloRequest) -> str:
         if wish.slo is None:
             return caller.slo or self._default
         if caller.slo and wish.slo != caller.slo:
@@ -114,7 +114,7 @@ class Classes:
         return wish.slo
 
 
-def _priority(caller: Caller, wish: Wish) -> int:
+def _priority(caller: Caller, wish: SloRequest) -> int:
     if wish.priority is None:
         return caller.priority
     if not MOST_URGENT <= wish.priority <= LEAST_URGENT:
@@ -128,7 +128,7 @@ def _priority(caller: Caller, wish: Wish) -> int:
     return wish.priority
 
 
-def _timeout_s(wish: Wish) -> float:
+def _timeout_s(wish: SloRequest) -> float:
     if wish.timeout_s is None:
         return math.inf
     if not 0 < wish.timeout_s < math.inf:

@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tandem.router.admission.admission_controller import Admission
+from tandem.router.admission.admission_controller import AdmissionController
 
 MAX_TENANTS = 32
 """So many are listed, those with the longest wait first."""
 _DIGITS = 3
 
 
-def view(admission: Admission, refused: Mapping[str, int], now_s: float) -> dict[str, Any]:
+def view(admission: AdmissionController, refused: Mapping[str, int], now_s: float) -> dict[str, Any]:
     """Waiting requests by model, tenant and SLO class ("" = none), and the number `refused` by reason.
 
     `predicted_wait_s` of a tenant is for one more request behind all of its own; that of a model for a tenant that has
@@ -27,7 +27,7 @@ def view(admission: Admission, refused: Mapping[str, int], now_s: float) -> dict
     }
 
 
-def _lane(admission: Admission, model: str, now_s: float) -> dict[str, Any]:
+def _lane(admission: AdmissionController, model: str, now_s: float) -> dict[str, Any]:
     queue, rate = admission.lanes[model]
     rows = list(queue)
     tenants = Counter(row.tenant for row in rows)

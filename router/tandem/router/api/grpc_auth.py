@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 
 from tandem.core.api_keys import Scope
 from tandem.core.errors import STATUS, CapacityError, InvalidRequestError, TandemError
-from tandem.router.api.frontend import Door
+from tandem.router.api.frontend import Frontend
 from tandem.router.api.http.entries import LEAST_VALUE_BYTES
 
 MAX_CALLS = 8192
@@ -39,9 +39,9 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     fields or values than MAX_FIELDS and the largest message allow. `traced`: methods with a trace of their own for
     each call."""
 
-    def __init__(self, door: Door, messages: Mapping[str, Descriptor], traced: Iterable[str] = ()) -> None:
-        self._door, self._messages, self._traced = door, messages, frozenset(traced)
-        self._most_values = int(door.settings.max_body_bytes / LEAST_VALUE_BYTES)
+    def __init__(self, frontend: Frontend, messages: Mapping[str, Descriptor], traced: Iterable[str] = ()) -> None:
+        self._frontend, self._messages, self._traced = frontend, messages, frozenset(traced)
+        self._most_values = int(frontend.settings.max_body_bytes / LEAST_VALUE_BYTES)
         self._open_streams = 0
 
     async def intercept_service(
@@ -51,7 +51,7 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         if method.startswith(_OPEN):
             return self._counted(await continuation(handler_call_details))
         try:
-            self._door.gate.admit(authorization(texts(handler_call_details.invocation_metadata)), Scope.INFER)
+            self._frontend.gate.admit(authorization(texts(handler_call_details.invocation_metadata)), Scope.INFER)
         except TandemError as error:
             return grpc.stream_stream_rpc_method_handler(functools.partial(self._refuse, error, method))
         handler = await continuation(handler_call_details)
@@ -76,7 +76,7 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             try:
                 if not isinstance(request, TandemError):
                     return await behaviour(request, context)
-                self._door.refused("grpc", request)
+                self._frontend.refused("grpc", request)
                 return await abort(context, request)
             except BaseException as error:  # gRPC keeps it with the call: frames that hold both would outlive them
                 traceback.clear_frames(error.__traceback__)
@@ -119,12 +119,12 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             self._open_streams -= 1
 
     async def _refuse(self, error: TandemError, method: str, _requests: Any, context: Any) -> None:
-        door, call = self._door, None
+        frontend, call = self._frontend, None
         if method in self._traced:
-            call = door.begin("grpc", texts(context.invocation_metadata()), door.clock.now_s())
+            call = frontend.begin("grpc", texts(context.invocation_metadata()), frontend.clock.now_s())
         if call is not None:
             await context.send_initial_metadata(tuple(call.names.items()))
-        door.refused("grpc", error, call)
+        frontend.refused("grpc", error, call)
         try:
             await abort(context, error)
         finally:

@@ -21,19 +21,26 @@ from tandem.core.errors import CancelledError, InternalError, InvalidRequestErro
 from tandem.core.handoff import TokenLogprob
 from tandem.core.ids import new_request_id
 from tandem.core.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
-from tandem.router.admission.slo import Wish
-from tandem.router.api.frontend import Door, stopping_error
+from tandem.router.admission.slo import SloRequest
+from tandem.router.api.frontend import Frontend, stopping_error
 from tandem.router.api.grpc_auth import MAX_CALLS, MAX_STREAMS, KeyInterceptor, abort, authorization, texts
 from tandem.router.api.servers import TlsFiles, bind
-from tandem.router.dispatch.inflight_request import Work
+from tandem.router.dispatch.inflight_request import GenerationRequest
 from tandem.router.error_quoting import quoted
 from tandem.router.serving.aggregate import WholeChoices
 from tandem.router.serving.choices import ChoiceUpdate
-from tandem.router.serving.request_parser import MAX_MESSAGES, MAX_STOPS, Ask, check_count, check_ids, kept_choices
-from tandem.router.serving.response_stream import Answer, attend
+from tandem.router.serving.request_parser import (
+    MAX_MESSAGES,
+    MAX_STOPS,
+    ApiRequest,
+    check_count,
+    check_ids,
+    kept_choices,
+)
+from tandem.router.serving.response_stream import ResponseStream, attend
 from tandem.router.tokenization.bad_words import MAX_WORDS
 from tandem.router.tokenization.chat_template import Rendering, check_variables_text
-from tandem.router.tokenization.models import Model
+from tandem.router.tokenization.models import TokenizedModel
 from tandem.router.workers.proto_convert import finish_to_wire, logprob_to_wire
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
@@ -56,19 +63,19 @@ R = TypeVar("R")
 class GrpcDoor:
     """The server and its health; `start` binds, `run` keeps health true until cancelled, `stop` ends it."""
 
-    def __init__(self, door: Door, *, is_shared: bool = False, tls: TlsFiles | None = None) -> None:
-        self._door, self._is_shared, self._tls = door, is_shared, tls
+    def __init__(self, frontend: Frontend, *, is_shared: bool = False, tls: TlsFiles | None = None) -> None:
+        self._frontend, self._is_shared, self._tls = frontend, is_shared, tls
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         options = [
             ("grpc.so_reuseport", int(is_shared)),  # else a second server would share the port unnoticed
-            ("grpc.max_receive_message_length", door.settings.max_body_bytes),
+            ("grpc.max_receive_message_length", frontend.settings.max_body_bytes),
             ("grpc.max_concurrent_streams", MAX_STREAMS),
         ]
         service = i.DESCRIPTOR.services_by_name["Inference"]
         messages = {f"/{SERVICE}/{method.name}": method.input_type for method in service.methods}
-        guard = KeyInterceptor(door, messages, traced=(f"/{SERVICE}/Generate",))
+        guard = KeyInterceptor(frontend, messages, traced=(f"/{SERVICE}/Generate",))
         self._server = grpc.aio.server(interceptors=[guard], options=options, maximum_concurrent_rpcs=MAX_CALLS)
-        self._inference = _Inference(door)
+        self._inference = _Inference(frontend)
         i_grpc.add_InferenceServicer_to_server(self._inference, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
@@ -97,7 +104,7 @@ class GrpcDoor:
     async def run(self) -> None:
         while True:
             serving = health_pb2.HealthCheckResponse.SERVING
-            state = serving if self._door.readiness.is_ready else health_pb2.HealthCheckResponse.NOT_SERVING
+            state = serving if self._frontend.readiness.is_ready else health_pb2.HealthCheckResponse.NOT_SERVING
             for service in ("", SERVICE):
                 await self._health.set(service, state)
             await asyncio.sleep(_HEALTH_S)
@@ -117,8 +124,8 @@ class GrpcDoor:
 
 
 class _Inference(i_grpc.InferenceServicer):
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
         self.busy = 0
 
     async def Generate(  # type: ignore[override]  # noqa: N802 - the stub is written for synchronous servers
@@ -131,36 +138,36 @@ class _Inference(i_grpc.InferenceServicer):
             self.busy -= 1
 
     async def _generate(self, request: i.GenerateRequest, context: Any) -> None:
-        door, received_s = self._door, self._door.clock.now_s()
-        call = door.begin("grpc", texts(context.invocation_metadata()), received_s)
+        frontend, received_s = self._frontend, self._frontend.clock.now_s()
+        call = frontend.begin("grpc", texts(context.invocation_metadata()), received_s)
         if call is not None:
             await context.send_initial_metadata(tuple(call.names.items()))
         try:
-            caller = door.gate.admit(authorization(texts(context.invocation_metadata())), Scope.INFER)
-            await door.intake.turn(caller.tenant)
+            caller = frontend.gate.admit(authorization(texts(context.invocation_metadata())), Scope.INFER)
+            await frontend.intake.turn(caller.tenant)
             ask = replace(_ask(request), caller=caller, wish=_wish(request, context), call=call)
-            works = await door.read(ask, received_s)
+            works = await frontend.read(ask, received_s)
         except TandemError as error:
-            door.refused("grpc", error, call)
+            frontend.refused("grpc", error, call)
             await abort(context, error)
             return
         except asyncio.CancelledError:  # the client left while its prompt was read
-            door.refused("grpc", CancelledError("the request was cancelled"), call)
+            frontend.refused("grpc", CancelledError("the request was cancelled"), call)
             raise
         failure: TandemError | None = None
         request_id = new_request_id("gen")
         try:
-            answer = door.desk.open(request_id, works, door.answer_settings(ask, received_s))
+            answer = frontend.response_factory.open(request_id, works, frontend.answer_settings(ask, received_s))
             with answer:
                 outcome: list[TandemError] = []
                 await attend(answer, _deliver(answer, _Shown(request, ask, works), context, outcome))
             failure = outcome[0] if outcome else None
         except TandemError as error:  # no worker could take the request
-            door.refused("grpc", error)
+            frontend.refused("grpc", error)
             failure = error
         except Exception as error:  # noqa: BLE001 - RPC boundary
             failure = _bug(error, request_id)
-            door.refused("grpc", failure)
+            frontend.refused("grpc", failure)
         if failure is not None:
             await abort(context, failure)
 
@@ -182,31 +189,31 @@ class _Inference(i_grpc.InferenceServicer):
 
     async def _answered(self, context: Any, answer: Callable[[], Awaitable[R]]) -> R:
         try:
-            caller = self._door.gate.admit(authorization(texts(context.invocation_metadata())), Scope.INFER)
-            await self._door.intake.turn(caller.tenant)
-            if self._door.readiness.is_draining:
+            caller = self._frontend.gate.admit(authorization(texts(context.invocation_metadata())), Scope.INFER)
+            await self._frontend.intake.turn(caller.tenant)
+            if self._frontend.readiness.is_draining:
                 raise stopping_error()
             return await answer()
         except TandemError as error:
             failure = error
         except Exception as error:  # noqa: BLE001 - RPC boundary
             failure = _bug(error)
-        self._door.refused("grpc", failure)
+        self._frontend.refused("grpc", failure)
         await abort(context, failure)
         raise failure  # an aborted call ends above
 
     async def _list_models(self) -> i.ListModelsResponse:
-        door = self._door
+        frontend = self._frontend
         return i.ListModelsResponse(
             models=[
-                i.ServedModel(id=name, root=model.name, context_tokens=door.reader.context_tokens(model))
-                for model in door.models
+                i.ServedModel(id=name, root=model.name, context_tokens=frontend.reader.context_tokens(model))
+                for model in frontend.models
                 for name in model.served_names
             ]
         )
 
     async def _tokenize(self, request: i.TokenizeRequest) -> i.TokenizeResponse:
-        reader, model = self._door.reader, self._model_of(request.model)
+        reader, model = self._frontend.reader, self._model_of(request.model)
         kind = request.WhichOneof("prompt")
         if kind is None:
             raise InvalidRequestError("the prompt is missing", todo="set text or chat", param="prompt")
@@ -226,11 +233,11 @@ class _Inference(i_grpc.InferenceServicer):
         check_ids("ids", request.ids, tokenizer.vocab_size)
         return i.DetokenizeResponse(text=await tokenizer.text_of(request.ids))
 
-    def _model_of(self, name: str) -> Model:
-        return self._door.models.find(name) if name else self._door.models.only()
+    def _model_of(self, name: str) -> TokenizedModel:
+        return self._frontend.models.find(name) if name else self._frontend.models.only()
 
 
-async def _deliver(answer: Answer, shown: _Shown, context: Any, outcome: list[TandemError]) -> None:
+async def _deliver(answer: ResponseStream, shown: _Shown, context: Any, outcome: list[TandemError]) -> None:
     try:
         async for response in _responses(answer, shown):
             await context.write(response)
@@ -251,12 +258,14 @@ def _bug(error: Exception, request: str | None = None) -> InternalError:
 class _Shown:
     """Parts of a request's answer besides its choices, and how many of those it wants when all are complete."""
 
-    def __init__(self, request: i.GenerateRequest, ask: Ask, works: Sequence[Work]) -> None:
+    def __init__(self, request: i.GenerateRequest, ask: ApiRequest, works: Sequence[GenerationRequest]) -> None:
         (work,) = works
         self.kept, self._has_logprobs = ask.kept, "logprobs" in ask.sampling
         self._prompt = work.prompt if request.return_prompt_token_ids else ()
 
-    async def response(self, answer: Answer, updates: Sequence[ChoiceUpdate], *, is_first: bool) -> i.GenerateResponse:
+    async def response(
+        self, answer: ResponseStream, updates: Sequence[ChoiceUpdate], *, is_first: bool
+    ) -> i.GenerateResponse:
         """Log-probabilities are put in some at a time: other streams go on meanwhile."""
         response = i.GenerateResponse(id=answer.id)
         for update in updates:
@@ -278,7 +287,7 @@ async def _fill(wire: Any, logprobs: Sequence[TokenLogprob]) -> None:
             await asyncio.sleep(0)
 
 
-async def _responses(answer: Answer, shown: _Shown) -> AsyncIterator[i.GenerateResponse]:
+async def _responses(answer: ResponseStream, shown: _Shown) -> AsyncIterator[i.GenerateResponse]:
     whole = WholeChoices(answer.choice_count) if shown.kept is not None else None
     is_first = True
     while (updates := await answer.next()) is not None:
@@ -301,7 +310,7 @@ async def _responses(answer: Answer, shown: _Shown) -> AsyncIterator[i.GenerateR
     )
 
 
-def _ask(request: i.GenerateRequest) -> Ask:
+def _ask(request: i.GenerateRequest) -> ApiRequest:
     kind = request.WhichOneof("prompt")
     if kind is None:
         raise InvalidRequestError("the prompt is missing", todo="set text, token_ids or chat", param="prompt")
@@ -328,13 +337,13 @@ def _ask(request: i.GenerateRequest) -> Ask:
         "cache_key": request.prompt_cache_key if request.HasField("prompt_cache_key") else None,
     }
     if kind == "chat":
-        return Ask(messages=_messages(request.chat), rendering=_rendering(request.chat), **common)
+        return ApiRequest(messages=_messages(request.chat), rendering=_rendering(request.chat), **common)
     prompt = request.text if kind == "text" else array("I", request.token_ids.ids)
-    return Ask(prompts=(prompt,), default_max_tokens=_DEFAULT_MAX_TOKENS, **common)
+    return ApiRequest(prompts=(prompt,), default_max_tokens=_DEFAULT_MAX_TOKENS, **common)
 
 
-def _wish(request: i.GenerateRequest, context: Any) -> Wish:
-    return Wish(
+def _wish(request: i.GenerateRequest, context: Any) -> SloRequest:
+    return SloRequest(
         slo=request.slo_class if request.HasField("slo_class") else None,
         slo_param="slo_class",
         priority=request.priority if request.HasField("priority") else None,

@@ -30,7 +30,7 @@ class _Newcomer(Waiting):
     let_in: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
-class Intake:
+class RequestPacer:
     """Belongs to one event loop. `limit`: so many wait; beyond, the tenant with most of them loses its last one."""
 
     def __init__(self, limit: int = MAX_WAITING) -> None:

@@ -156,7 +156,7 @@ class HttpServer:
             if cycle is not None and not cycle.response_complete:
                 connection.shutdown()
 
-    async def hear_the_last(self) -> None:
+    async def finish_requests(self) -> None:
         """Take no new connection, and let those that are open or queued send a request and get its answer: a connection
         that is closed before that is reset. About UNHEARD_S at most, in looks and not by a clock: each look accepts
         those that wait, however slow the machine is."""

@@ -20,16 +20,16 @@ from tandem.core.ids import RequestId, WorkerId
 from tandem.core.lifecycle import Phase, RoleName
 from tandem.core.logs import event
 from tandem.core.sampling import SamplingParams
-from tandem.router.admission.slo import Terms
+from tandem.router.admission.slo import SloTerms
 from tandem.router.dispatch.circuit_breaker import Member
 from tandem.router.dispatch.demand import DemandBook
-from tandem.router.dispatch.inflight_request import Flight, Inbox, Work
+from tandem.router.dispatch.inflight_request import ArrivalQueue, GenerationRequest, InFlightRequest
 from tandem.router.dispatch.migration import CAUSE as MOVED
 from tandem.router.dispatch.migration import REASON as MOVED_REASON
-from tandem.router.dispatch.migration import HandedBack, plan_move
-from tandem.router.dispatch.retry_policy import Failure, Survival, Wait, judge, lost, stalled
+from tandem.router.dispatch.migration import MigrationQueue, plan_move
+from tandem.router.dispatch.retry_policy import Failure, RetryLater, RetryPolicy, judge, lost, stalled
 from tandem.router.dispatch.stall_detection import silent_leg
-from tandem.router.dispatch.submissions import Legs, NotSentError
+from tandem.router.dispatch.submissions import NotSentError, Submitter
 from tandem.router.dispatch.traces import TraceBook, trace_of
 from tandem.router.routing.fetch_sources import with_sources
 from tandem.router.routing.hot_prefixes import HotPrefixes
@@ -74,7 +74,7 @@ class Queue(Protocol):
     def waiting_for(self, model: str) -> int:
         """Return how many wait for workers of this model."""
 
-    def in_time(self, terms: Terms, arrived_s: float, first_token_s: float, compute_s: float) -> None:
+    def check_slo(self, terms: SloTerms, arrived_s: float, first_token_s: float, compute_s: float) -> None:
         """Raise the client's error if a request is not worth serving so late."""
 
 
@@ -84,32 +84,32 @@ class Dispatcher:
     def __init__(
         self,
         table: WorkerTable,
-        survival: Survival,
+        retry_policy: RetryPolicy,
         prefixes: PrefixFinder,
         clock: Clock,
         meter: DispatchMeter,
         listener: DispatchListener,
         queue: Queue,
     ) -> None:
-        self._table, self._survival, self._prefixes = table, survival, prefixes
+        self._table, self._retry_policy, self._prefixes = table, retry_policy, prefixes
         self._clock, self._meter, self._listener, self._queue = clock, meter, listener, queue
         self.hot = HotPrefixes()
-        self.on_said: Callable[[WorkerLink], None] = lambda link: None
+        self.on_state_change: Callable[[WorkerLink], None] = lambda link: None
         """Called with every state of a worker, before that is acknowledged."""
-        self._legs = Legs(table, prefixes, self.hot)
+        self._legs = Submitter(table, prefixes, self.hot)
         self._lengths = AnswerLengths()
         self.traces = TraceBook()
         self.demand = DemandBook()
-        self._flights: dict[RequestId, Flight] = {}
+        self._flights: dict[RequestId, InFlightRequest] = {}
         self._waiting: dict[RequestId, asyncio.TimerHandle] = {}
         """Timers of flights that wait between two attempts, or before the first."""
-        self._roused: deque[RequestId] = deque()
+        self._retry_queue: deque[RequestId] = deque()
         """Of those that waited when the last worker came, the ones that have not been tried since."""
-        self._rousing: asyncio.TimerHandle | None = None
-        self._handed_back = HandedBack(self._move, SPACING_S)
+        self._retry_timer: asyncio.TimerHandle | None = None
+        self._handed_back = MigrationQueue(self._move, SPACING_S)
 
     @property
-    def flights(self) -> list[Flight]:
+    def flights(self) -> list[InFlightRequest]:
         return list(self._flights.values())
 
     @property
@@ -123,10 +123,10 @@ class Dispatcher:
         return sum(flight.work.model == model and not flight.history.failures for flight in waiting)
 
     @contextmanager
-    def fly(
-        self, request: RequestId, slot: int, work: Work, inbox: Inbox, plan: Plan | None = None, *,
+    def submit(
+        self, request: RequestId, slot: int, work: GenerationRequest, inbox: ArrivalQueue, plan: Plan | None = None, *,
         left_s: float | None = None,
-    ) -> Iterator[Flight]:  # fmt: skip
+    ) -> Iterator[InFlightRequest]:  # fmt: skip
         """Send `work` off; its tokens, or its failure, arrive in `inbox`. Leaving cancels what is still running.
 
         `left_s`: of its time; None = all of it. With a `plan` it is tried once, there, and no client waits for it.
@@ -134,19 +134,21 @@ class Dispatcher:
         loop = asyncio.get_running_loop()
         error = DeadlineError(f"no complete answer within {work.timeout_s:g} s", todo="ask for less or try later")
         deadline = loop.call_later(work.timeout_s if left_s is None else left_s, inbox.fail, error)
-        flight = Flight(id=request, slot=slot, work=work, inbox=inbox, started_s=self._clock.now_s(), left_s=left_s)
+        flight = InFlightRequest(
+            id=request, slot=slot, work=work, inbox=inbox, started_s=self._clock.now_s(), left_s=left_s
+        )
         if plan is not None:
             flight.plan, flight.is_probe = plan, True
         self._flights[request] = flight
         try:
-            self._survival.budget.earn()
+            self._retry_policy.budget.deposit()
             self._start(flight)
             yield flight
         finally:
             deadline.cancel()
             self._end(flight)
 
-    def end_choice(self, flight: Flight, choice: int) -> None:
+    def end_choice(self, flight: InFlightRequest, choice: int) -> None:
         """Stop generating this choice at every worker: it is wanted no more. With the last one the request ends."""
         flight.end_choice(choice)
         if flight.is_finished:
@@ -159,12 +161,12 @@ class Dispatcher:
 
     # ---- out -------------------------------------------------------------------------------------------------------
 
-    def _start(self, flight: Flight) -> None:
+    def _start(self, flight: InFlightRequest) -> None:
         """Send the flight's current attempt off, or have it wait; raises if no worker can take it."""
         view, now_s = self._look_up(flight.work, flight.sampling), self._clock.now_s()
         if not flight.is_probe:
             plan = self._plan(flight, view, now_s)
-            if isinstance(plan, Wait):
+            if isinstance(plan, RetryLater):
                 self._wake(flight, plan.until_s - now_s)
                 return
             if not flight.history.failures:
@@ -173,7 +175,7 @@ class Dispatcher:
             self._meter.planned(plan)
         self._send(flight, view, now_s)
 
-    def _send(self, flight: Flight, view: PrefixView, now_s: float) -> None:
+    def _send(self, flight: InFlightRequest, view: PrefixView, now_s: float) -> None:
         flight.progress_s = now_s
         try:
             self._legs.send(flight, view, now_s)
@@ -184,61 +186,63 @@ class Dispatcher:
             return
         flight.mark("sent", now_s)
         for member in flight.pair:
-            self._survival.breakers.sent(member, flight.id)
+            self._retry_policy.breakers.sent(member, flight.id)
 
-    def _check_in_time(self, work: Work, plan: Plan) -> None:
+    def _check_in_time(self, work: GenerationRequest, plan: Plan) -> None:
         if plan.cost is not None and work.arrived_s is not None:
-            self._queue.in_time(work.terms, work.arrived_s, plan.cost.first_token_s, plan.cost.compute_s)
+            self._queue.check_slo(work.terms, work.arrived_s, plan.cost.first_token_s, plan.cost.compute_s)
 
-    def _look_up(self, work: Work, sampling: SamplingParams) -> PrefixView:
+    def _look_up(self, work: GenerationRequest, sampling: SamplingParams) -> PrefixView:
         facts = [link.facts for link in self._table.usable(work.model) if link.facts is not None]
         view = self._prefixes.find(work.prompt, facts, work.salt, work.hashes)
         return view.computed_whole() if sampling.prompt_logprobs is not None else view
 
-    def _plan(self, flight: Flight, view: PrefixView, now_s: float, waiting: int | None = None) -> Plan | Wait:
+    def _plan(
+        self, flight: InFlightRequest, view: PrefixView, now_s: float, waiting: int | None = None
+    ) -> Plan | RetryLater:
         """`waiting`: in the router for the same workers; None = as many as do."""
         waiting = self._queue.waiting_for(flight.work.model) if waiting is None else waiting
         job = flight.job(now_s, view.followers, waiting, self._lengths.mean(flight.work.model))
         candidates = self._candidates(flight.work, view, now_s)
-        plan = self._survival.choose(job, candidates, flight.history, flight.work.model)
-        return plan if isinstance(plan, Wait) else with_sources(plan, job, candidates)
+        plan = self._retry_policy.choose(job, candidates, flight.history, flight.work.model)
+        return plan if isinstance(plan, RetryLater) else with_sources(plan, job, candidates)
 
-    def _candidates(self, work: Work, view: PrefixView | None, now_s: float) -> list[Candidate]:
+    def _candidates(self, work: GenerationRequest, view: PrefixView | None, now_s: float) -> list[Candidate]:
         return self._table.candidates(view, now_s, model=work.model, cache_key=work.cache_key)
 
-    def explain(self, work: Work) -> tuple[Plan, list[Candidate]]:
+    def explain(self, work: GenerationRequest) -> tuple[Plan, list[Candidate]]:
         """The plan for `work` if it came now, and every worker as seen; nothing is sent or counted."""
         now_s, view = self._clock.now_s(), self._look_up(work, work.sampling)
         return self._foresee(work, view, now_s), self._candidates(work, view, now_s)
 
-    def foresee(self, work: Work) -> Plan:
+    def plan_preview(self, work: GenerationRequest) -> Plan:
         """The plan for `work` if it came now."""
         return self._foresee(work, self._look_up(work, work.sampling), self._clock.now_s())
 
-    def alone(self, work: Work, waiting: int) -> WorkerId | None:
+    def alone(self, work: GenerationRequest, waiting: int) -> WorkerId | None:
         """The prefill or decode worker that had better serve it whole, as things are now and with so many others
         `waiting` in the router; None if there is none."""
         roles = [link.facts.role for link in self._table.usable(work.model) if link.facts is not None]
-        if self._survival.mode is Disaggregation.NEVER or not has_choice(roles):
+        if self._retry_policy.mode is Disaggregation.NEVER or not has_choice(roles):
             return None
         plan = self._foresee(work, self._look_up(work, work.sampling), self._clock.now_s(), waiting)
         link = None if plan.prefill is not None else self._table.link(plan.decode)
         return plan.decode if link and link.facts and link.facts.role is not RoleName.MIXED else None
 
-    def _foresee(self, work: Work, view: PrefixView, now_s: float, waiting: int | None = None) -> Plan:
-        flight = Flight(id=RequestId(""), slot=0, work=work, inbox=Inbox(0), started_s=now_s)
+    def _foresee(self, work: GenerationRequest, view: PrefixView, now_s: float, waiting: int | None = None) -> Plan:
+        flight = InFlightRequest(id=RequestId(""), slot=0, work=work, inbox=ArrivalQueue(0), started_s=now_s)
         plan = self._plan(flight, view, now_s, waiting)
-        if isinstance(plan, Wait):
+        if isinstance(plan, RetryLater):
             why = "a worker that was lost is expected back"
             raise UnavailableError("nobody can serve it now", why=why, todo="try again")
         return plan
 
-    def _wake(self, flight: Flight, delay_s: float) -> None:
+    def _wake(self, flight: InFlightRequest, delay_s: float) -> None:
         """Try the flight again after `delay_s`, or as soon as a worker comes."""
         timer = asyncio.get_running_loop().call_later(max(0.0, delay_s), self._try, flight)
         self._waiting[flight.id] = timer
 
-    def _try(self, flight: Flight) -> None:
+    def _try(self, flight: InFlightRequest) -> None:
         timer = self._waiting.pop(flight.id, None)
         if timer is not None:
             timer.cancel()
@@ -252,25 +256,27 @@ class Dispatcher:
             _log.exception("request could not be sent off", extra={"fields": flight.names})
             self._fail(flight, InternalError("the router failed", why=type(error).__name__, todo="report this"))
 
-    def _rouse(self) -> None:
+    def _retry_next(self) -> None:
         """Try the next one that waited for a worker, and the others one by one after it."""
-        self._rousing = None
-        while self._roused:
-            request = self._roused.popleft()
+        self._retry_timer = None
+        while self._retry_queue:
+            request = self._retry_queue.popleft()
             if request in self._waiting:
                 self._try(self._flights[request])
                 break
-        if self._roused:
-            self._rousing = asyncio.get_running_loop().call_later(SPACING_S, self._rouse)
+        if self._retry_queue:
+            self._retry_timer = asyncio.get_running_loop().call_later(SPACING_S, self._retry_next)
 
-    def _failed(self, flight: Flight, failure: Failure | None, error: TandemError, delay_s: float = 0.0) -> None:
+    def _failed(
+        self, flight: InFlightRequest, failure: Failure | None, error: TandemError, delay_s: float = 0.0
+    ) -> None:
         """The current attempt is over; another follows unless `error` is the request's own fault (no `failure`)."""
         if self._is_over(flight):
             return
         if failure is None or flight.is_probe:
             self._fail(flight, error)
             return
-        self._verdict(flight, failure)
+        self._record_failure(flight, failure)
         flight.mark("failed", self._clock.now_s(), failure.error.message)
         # From here on nothing of the old attempt reaches the client: what is forced now is what the client has.
         old, worker_count = flight.attempt, len(flight.legs)
@@ -280,31 +286,31 @@ class Dispatcher:
             _log, "attempt failed", logging.WARNING, **flight.names, attempt=old, cause=failure.cause.value,
             why=failure.error.message, legs=worker_count, tokens=flight.output_tokens,
         )  # fmt: skip
-        denial = self._survival.denial(flight.history)
+        denial = self._retry_policy.denial(flight.history)
         if denial:
             self._give_up(flight, denial, failure.error)
             return
         self._meter.attempted_again(failure.cause.value)
         self._wake(flight, delay_s)
 
-    def _verdict(self, flight: Flight, failure: Failure) -> None:
-        self._survival.note(flight.history, failure)
+    def _record_failure(self, flight: InFlightRequest, failure: Failure) -> None:
+        self._retry_policy.note(flight.history, failure)
         for member in flight.pair:
-            self._survival.breakers.ended(member, flight.id)
+            self._retry_policy.breakers.ended(member, flight.id)
 
-    def _give_up(self, flight: Flight, reason: str, error: TandemError) -> None:
+    def _give_up(self, flight: InFlightRequest, reason: str, error: TandemError) -> None:
         if flight.history.failures:
             self._meter.gave_up(reason)
         self._fail(flight, error)
 
-    def _fail(self, flight: Flight, error: TandemError) -> None:
+    def _fail(self, flight: InFlightRequest, error: TandemError) -> None:
         flight.phase = Phase.FAILED
         flight.inbox.fail(error)
 
-    def _is_over(self, flight: Flight) -> bool:
+    def _is_over(self, flight: InFlightRequest) -> bool:
         return flight.is_finished or flight.inbox.error is not None or flight.id not in self._flights
 
-    def _end(self, flight: Flight) -> None:
+    def _end(self, flight: InFlightRequest) -> None:
         """Forget a request, and cancel it at every worker that may still hold something of it."""
         is_news = self._flights.pop(flight.id, None) is not None
         timer = self._waiting.pop(flight.id, None)
@@ -314,7 +320,7 @@ class Dispatcher:
             flight, flight.attempt, flight.inbox.error.code if flight.inbox.error is not None else "finished"
         )
         for member in flight.pair:
-            self._survival.breakers.ended(member, flight.id)
+            self._retry_policy.breakers.ended(member, flight.id)
         if not flight.phase.is_terminal:
             flight.phase = Phase.FINISHED if flight.is_finished else Phase.CANCELLED
         if is_news and flight.is_finished and not flight.is_probe:
@@ -336,15 +342,15 @@ class Dispatcher:
                 plan = self._plan(flight, view, now_s)
             except TandemError:
                 return None
-            return None if isinstance(plan, Wait) else plan
+            return None if isinstance(plan, RetryLater) else plan
 
-        trusted = self._survival.trusted(self._candidates(flight.work, view, now_s), flight.history)
+        trusted = self._retry_policy.trusted(self._candidates(flight.work, view, now_s), flight.history)
         plan = plan_move(flight, link, flight.job(now_s), trusted, plan_anew)
         if plan is None:
             return
         flight.history.note_hosts(plan, trusted)
         for member in flight.pair:
-            self._survival.breakers.ended(member, flight.id)
+            self._retry_policy.breakers.ended(member, flight.id)
         flight.mark("moved", now_s, MOVED_REASON)
         old = flight.attempt
         flight.begin_attempt(MOVED)
@@ -366,14 +372,14 @@ class Dispatcher:
     def sweep(self) -> None:
         """Move stalled flights, and those that are handed back, to other workers. Where there is none, they go on."""
         self._handed_back.look_again(self._table.links)
-        now_s, stall_s = self._clock.now_s(), self._survival.stall_s
+        now_s, stall_s = self._clock.now_s(), self._retry_policy.stall_s
         for flight in self.flights:
             link = silent_leg(flight, now_s, stall_s)
             if link is None or self._is_over(flight) or flight.is_probe:
                 continue
             flight.progress_s = now_s
             member, candidates = _member(link), self._candidates(flight.work, None, now_s)
-            if self._survival.could_avoid(flight.job(now_s), candidates, flight.history, member):
+            if self._retry_policy.could_avoid(flight.job(now_s), candidates, flight.history, member):
                 what = f"worker {link.worker} said nothing of the request for {stall_s:g} s"
                 error = WorkerLostError(what, todo="send it again")
                 self._failed(flight, stalled(error, member), error)
@@ -407,7 +413,7 @@ class Dispatcher:
             if dropped:
                 self._meter.dropped(dropped)
 
-    def _progress(self, flight: Flight, link: WorkerLink, *, is_first: bool) -> None:
+    def _progress(self, flight: InFlightRequest, link: WorkerLink, *, is_first: bool) -> None:
         """`is_first`: of a prompt that this worker computed. A worker that has made a token of its own has proven
         itself; the answer may take minutes from there."""
         plan = flight.plan
@@ -419,14 +425,14 @@ class Dispatcher:
                 prefill = flight.legs[plan.prefill]
                 self._legs.release(flight, prefill)
                 for leg in (prefill, link):
-                    self._survival.breakers.succeeded(_member(leg))
+                    self._retry_policy.breakers.succeeded(_member(leg))
                 self._listener.on_proven(flight.pair)
         elif is_decoder and plan.prefill is None and is_first:
             flight.phase = Phase.DECODE
-            self._survival.breakers.succeeded(_member(link))
+            self._retry_policy.breakers.succeeded(_member(link))
             self._listener.on_proven(flight.pair)
         if flight.is_finished and is_decoder:
-            self._survival.breakers.succeeded(_member(link))
+            self._retry_policy.breakers.succeeded(_member(link))
             for leg in list(flight.legs.values()):
                 self._legs.release(flight, leg)
 
@@ -441,7 +447,7 @@ class Dispatcher:
             peer = next((member for member in flight.pair if member != reporter), None)
             self._failed(flight, judge(error, reporter, peer), error)
 
-    def _is_needed(self, flight: Flight, link: WorkerLink) -> bool:
+    def _is_needed(self, flight: InFlightRequest, link: WorkerLink) -> bool:
         """True for all but the prefill worker, once the decode worker has gone on and every first token is here."""
         is_prefill = link.worker == flight.plan.prefill != flight.plan.decode
         return not (is_prefill and flight.phase is Phase.DECODE and flight.has_first_tokens)
@@ -462,20 +468,20 @@ class Dispatcher:
     def on_up(self, link: WorkerLink) -> None:
         self._table.note_up(link)
         if link.facts is not None:
-            self._survival.absentees.came(link.facts)
-        self._welcome()
+            self._retry_policy.recently_lost.came(link.facts)
+        self._on_worker_available()
 
-    def _welcome(self) -> None:
+    def _on_worker_available(self) -> None:
         """Retry waiting requests: a worker takes work that did not before."""
-        self._roused = deque(self._waiting)
-        if self._rousing is None:
-            self._rouse()
+        self._retry_queue = deque(self._waiting)
+        if self._retry_timer is None:
+            self._retry_next()
         self._listener.on_link_up()
 
     def on_state(self, link: WorkerLink) -> None:
         """It takes work again, takes none from now on, or hands its requests back."""
         if link.takes_work:
-            self._welcome()
+            self._on_worker_available()
         elif link.hands_back:
             self._handed_back.add(link)
 
@@ -483,8 +489,8 @@ class Dispatcher:
         self._table.note_beat(link)
 
     def on_lost(self, link: WorkerLink, why: str) -> None:
-        self._survival.absentees.went(link.worker)
-        self._survival.breakers.keep({_member(other) for other in self._table.links})
+        self._retry_policy.recently_lost.went(link.worker)
+        self._retry_policy.breakers.keep({_member(other) for other in self._table.links})
         error = WorkerLostError(f"worker {link.worker} was lost during the request", why=why, todo="send it again")
         for number, request in enumerate(list(link.requests)):
             flight = self._flights.get(RequestId(request))

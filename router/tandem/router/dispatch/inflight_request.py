@@ -15,10 +15,10 @@ from tandem.core.handoff import ChoiceState, HandoffTiming, TokenLogprob
 from tandem.core.ids import Attempt, ChoiceIndex, RequestId, WorkerId
 from tandem.core.lifecycle import FinishReason, Phase
 from tandem.core.sampling import SamplingParams
-from tandem.router.admission.slo import Terms
+from tandem.router.admission.slo import SloTerms
 from tandem.router.dispatch.circuit_breaker import Member
-from tandem.router.dispatch.retry_policy import History
-from tandem.router.dispatch.traces import MAX_MOMENTS, Moment, Trace
+from tandem.router.dispatch.retry_policy import AttemptHistory
+from tandem.router.dispatch.traces import MAX_MOMENTS, Moment, RequestTrace
 from tandem.router.routing.plan import Job, Plan
 from tandem.router.tokenization.echo import Echo
 from tandem.router.workers.connection import WorkerLink
@@ -33,7 +33,7 @@ _ALTERNATIVE_BYTES = 8
 
 
 @dataclass(slots=True, kw_only=True)
-class Work:
+class GenerationRequest:
     """A validated request: one prompt, `sampling.n` choices. Its reader fills it in; then it is never changed.
 
     `model` is what its workers must compute; empty = any. `salt` is in the root of its block hashes; empty = that
@@ -49,7 +49,7 @@ class Work:
     echo: Echo | None = None
     is_echo_alone: bool = False
     """The answer is the prompt: generated tokens are discarded."""
-    terms: Terms = field(default_factory=Terms)
+    terms: SloTerms = field(default_factory=SloTerms)
     arrived_s: float | None = None
     """When its API call arrived; None = now."""
     trace_id: str = ""
@@ -88,7 +88,7 @@ class Turn:
             call()
 
 
-class Inbox:
+class ArrivalQueue:
     """Unread arrivals of one answer; one reader. The first failure is the last thing read.
 
     `turn`: shared with other answers, for readers that `follow`."""
@@ -175,7 +175,7 @@ class Inbox:
 
 
 @dataclass(slots=True)
-class _Order:
+class _ChoiceTokens:
     """The tokens of one choice. `tokens` are all that were passed on, of whichever attempt; the current one supplies
     those from `first_index` on."""
 
@@ -235,19 +235,19 @@ class _Order:
 
 
 @dataclass(slots=True, kw_only=True)
-class Flight:
+class InFlightRequest:
     """An in-flight request. `legs` are the links that still have work to do for its current attempt, by worker."""
 
     id: RequestId
     slot: int
-    work: Work
-    inbox: Inbox
+    work: GenerationRequest
+    inbox: ArrivalQueue
     started_s: float
     plan: Plan = UNPLANNED
     is_probe: bool = False
     """It came with its plan and is tried once, there; no client waits for it."""
     attempt: Attempt = _FIRST
-    history: History = field(default_factory=History)
+    history: AttemptHistory = field(default_factory=AttemptHistory)
     phase: Phase = Phase.QUEUED
     legs: dict[str, WorkerLink] = field(default_factory=dict)
     pair: tuple[Member, ...] = ()
@@ -270,14 +270,14 @@ class Flight:
     """That, until the current attempt reports how many tokens it found; "" = there was nothing yet to compute again."""
     moments: list[Moment] = field(default_factory=list)
     """Events of the request so far, for operators."""
-    trace: Trace | None = None
+    trace: RequestTrace | None = None
     """All of it, once it is over."""
-    orders: list[_Order] = field(default_factory=list)
+    orders: list[_ChoiceTokens] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     """Of the prompt from its second token on; complete when the first output token comes."""
 
     def __post_init__(self) -> None:
-        self.orders = [_Order() for _ in range(self.work.sampling.n)]
+        self.orders = [_ChoiceTokens() for _ in range(self.work.sampling.n)]
 
     @property
     def deadline_s(self) -> float:
@@ -361,7 +361,7 @@ class Flight:
             choices=self.work.sampling.n,
             now_s=now_s,
             deadline_s=self.deadline_s,
-            is_computed_whole=self.sampling.prompt_logprobs is not None,
+            skips_cache=self.sampling.prompt_logprobs is not None,
             is_kept_together=bool(self.work.cache_key),
             followers=followers,
             waiting=waiting,

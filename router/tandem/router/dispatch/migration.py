@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 from tandem.core import kv_compatibility
 from tandem.core.ids import RequestId, WorkerId
 from tandem.core.lifecycle import Phase
-from tandem.router.dispatch.inflight_request import Flight
-from tandem.router.routing.migration_plan import go_on
-from tandem.router.routing.plan import Candidate, Job, Plan, Source
+from tandem.router.dispatch.inflight_request import InFlightRequest
+from tandem.router.routing.migration_plan import plan_migration
+from tandem.router.routing.plan import Candidate, FetchSource, Job, Plan
 from tandem.router.workers.connection import WorkerLink
 
 REASON = "the worker drains"
@@ -23,7 +23,7 @@ CAUSE = "moved"
 """As the metric of attempts names it."""
 
 
-class HandedBack:
+class MigrationQueue:
     """Requests handed back by draining workers, shown to `move` one by one: planning all at once would stop the event
     loop."""
 
@@ -57,7 +57,11 @@ class HandedBack:
 
 
 def plan_move(
-    flight: Flight, link: WorkerLink, job: Job, candidates: Sequence[Candidate], plan_anew: Callable[[], Plan | None]
+    flight: InFlightRequest,
+    link: WorkerLink,
+    job: Job,
+    candidates: Sequence[Candidate],
+    plan_anew: Callable[[], Plan | None],
 ) -> Plan | None:
     """Plan how `flight` goes on without `link`, which fed or decoded it; None = no other worker can.
 
@@ -70,15 +74,15 @@ def plan_move(
     if link.worker == flight.plan.decode and flight.phase is Phase.DECODE and flight.output_tokens:
         # Of several choices only the prompt can be fetched: their outputs are computed like a prompt.
         held = prompt_tokens + (flight.output_tokens if flight.work.sampling.n == 1 else 0)
-        return go_on(job, worker, link.facts.profile, held, candidates)
+        return plan_migration(job, worker, link.facts.profile, held, candidates)
     plan = plan_anew()
-    if plan is None or job.is_computed_whole or link.worker not in _computing(flight.plan):
+    if plan is None or job.skips_cache or link.worker not in _computing(flight.plan):
         return plan
     able = {one.worker: one.profile for one in candidates}
     profiles = [profile for worker in _computing(plan) if (profile := able.get(worker)) is not None]
     if any(kv_compatibility.refusal(link.facts.profile, profile) for profile in profiles):
         return plan  # such as one of another revision: it takes no blocks from here
-    return dataclasses.replace(plan, sources=(Source(worker=worker, tokens=prompt_tokens), *plan.sources))
+    return dataclasses.replace(plan, sources=(FetchSource(worker=worker, tokens=prompt_tokens), *plan.sources))
 
 
 def _computing(plan: Plan) -> tuple[WorkerId, ...]:

@@ -22,9 +22,9 @@ from tandem.core.lifecycle import WorkerState
 from tandem.core.logs import event
 from tandem.core.sampling import SamplingParams
 from tandem.router.dispatch.dispatcher import Dispatcher
-from tandem.router.dispatch.inflight_request import Inbox, Work
+from tandem.router.dispatch.inflight_request import ArrivalQueue, GenerationRequest
 from tandem.router.routing.hot_prefixes import MIN_FOLLOWERS, HotPrefix, Saving, saving
-from tandem.router.routing.plan import Plan, Source
+from tandem.router.routing.plan import FetchSource, Plan
 from tandem.router.workers.connection import WorkerLink
 from tandem.router.workers.prefix_lookup import PrefixFinder
 from tandem.router.workers.table import WorkerTable
@@ -44,7 +44,7 @@ class EventBook(Protocol):
         """Raises TandemError if they cannot be."""
 
 
-class Carrying:
+class PrefixMigration:
     """Belongs to the event loop. `on_state` is called with every state of a worker; without `run` nothing is held
     back."""
 
@@ -147,13 +147,15 @@ class Carrying:
 
     async def _fetch(self, link: WorkerLink, prefix: HotPrefix, found: Saving) -> int:
         """So many tokens of it were fetched."""
-        source = Source(worker=link.worker, tokens=prefix.tokens)
+        source = FetchSource(worker=link.worker, tokens=prefix.tokens)
         plan = Plan(decode=found.to.worker, prefill=None, reason="saved", sources=(source,))
         sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
-        work = Work(prompt=prefix.prompt, sampling=sampling, timeout_s=LONGEST_S, model=prefix.model, salt=prefix.salt)
-        inbox = Inbox(_BACKLOG_BYTES)
+        work = GenerationRequest(
+            prompt=prefix.prompt, sampling=sampling, timeout_s=LONGEST_S, model=prefix.model, salt=prefix.salt
+        )
+        inbox = ArrivalQueue(_BACKLOG_BYTES)
         try:
-            with self._dispatcher.fly(new_request_id("save"), 0, work, inbox, plan) as flight:
+            with self._dispatcher.submit(new_request_id("save"), 0, work, inbox, plan) as flight:
                 while not flight.is_finished:
                     await inbox.take()
         except TandemError as error:

@@ -21,7 +21,7 @@ from tandem.core.logs import event
 from tandem.core.sampling import SamplingParams
 from tandem.core.timeout_scale import patient
 from tandem.router.dispatch.dispatcher import Dispatcher
-from tandem.router.dispatch.inflight_request import Inbox, Work
+from tandem.router.dispatch.inflight_request import ArrivalQueue, GenerationRequest
 from tandem.router.routing.plan import Candidate, Plan, pairs
 from tandem.router.workers.table import WorkerTable
 
@@ -164,10 +164,10 @@ class Readiness:
 
     async def _try(self, dispatcher: Dispatcher, model: str, plan: Plan, key: Key) -> None:
         sampling = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
-        work = Work(prompt=self._probes[model], sampling=sampling, timeout_s=PROBE_S, model=model)
-        inbox = Inbox(_BACKLOG_BYTES)
+        work = GenerationRequest(prompt=self._probes[model], sampling=sampling, timeout_s=PROBE_S, model=model)
+        inbox = ArrivalQueue(_BACKLOG_BYTES)
         try:
-            with dispatcher.fly(new_request_id("probe"), 0, work, inbox, plan) as flight:
+            with dispatcher.submit(new_request_id("probe"), 0, work, inbox, plan) as flight:
                 while not flight.is_finished:
                     await inbox.take()
             self.on_proven(key)

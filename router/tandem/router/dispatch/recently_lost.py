@@ -18,7 +18,7 @@ class _Absentee:
     until_s: float = math.inf
 
 
-class Absentees:
+class RecentlyLostWorkers:
     """A worker is expected back for `wait_s` after it was lost."""
 
     def __init__(self, wait_s: float, clock: Clock) -> None:

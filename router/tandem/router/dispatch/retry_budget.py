@@ -20,7 +20,7 @@ class RetryBudget:
         self._filled_s = now_s
         return self._tokens
 
-    def earn(self) -> None:
+    def deposit(self) -> None:
         """A request came in."""
         self._tokens = min(self._burst, self.tokens + self._per_request)
 

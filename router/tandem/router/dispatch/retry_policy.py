@@ -27,7 +27,7 @@ from tandem.core.errors import (
     WorkerLostError,
 )
 from tandem.router.dispatch.circuit_breaker import Breakers, Member
-from tandem.router.dispatch.recently_lost import Absentees
+from tandem.router.dispatch.recently_lost import RecentlyLostWorkers
 from tandem.router.dispatch.retry_budget import RetryBudget
 from tandem.router.routing.plan import Candidate, Job, Plan, Policy
 
@@ -66,7 +66,7 @@ class Failure:
 
 
 @dataclass(slots=True)
-class History:
+class AttemptHistory:
     """Failures of one request so far. A suspect that died is no candidate any more, whatever happens here. `revision`:
     of the worker that began the answer; while others of it can serve, the answer goes on there."""
 
@@ -86,7 +86,7 @@ class History:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class RetryLater:
     """No worker may serve it now, but one should soon: look again at `until_s`, or when a worker comes."""
 
     until_s: float
@@ -126,18 +126,18 @@ def stalled(error: TandemError, member: Member) -> Failure:
     return Failure(cause=Cause.STALLED, error=error, suspects=blamed, charged=blamed)
 
 
-class Survival:
+class RetryPolicy:
     """One router's choice of workers for a request, the first time and after failures."""
 
     def __init__(self, policy: Policy, settings: RouterSection, clock: Clock) -> None:
         self.budget = RetryBudget(settings.retry_burst, settings.retry_ratio, settings.retry_per_s, clock)
         self.breakers = Breakers(settings.breaker_failures, settings.breaker_open_s, clock)
-        self.absentees = Absentees(settings.worker_wait_s, clock)
+        self.recently_lost = RecentlyLostWorkers(settings.worker_wait_s, clock)
         self._policy, self._clock = policy, clock
         self.stall_s, self._max_attempts = settings.stall_s, settings.max_attempts
         self.mode = settings.disaggregation
 
-    def note(self, history: History, failure: Failure) -> None:
+    def note(self, history: AttemptHistory, failure: Failure) -> None:
         """Remember a failed attempt: for this request, and against the workers."""
         history.failures += 1
         history.error, history.failed_s = failure.error, self._clock.now_s()
@@ -148,13 +148,15 @@ class Survival:
         for charged in failure.charged:
             self.breakers.failed(charged)
 
-    def denial(self, history: History) -> str:
+    def denial(self, history: AttemptHistory) -> str:
         """The reason to deny another attempt: "attempts", "budget", or "" and the re-attempt is paid for."""
         if history.failures >= self._max_attempts:
             return "attempts"
         return "" if self.budget.take() else "budget"
 
-    def choose(self, job: Job, candidates: Sequence[Candidate], history: History, model: str = "") -> Plan | Wait:
+    def choose(
+        self, job: Job, candidates: Sequence[Candidate], history: AttemptHistory, model: str = ""
+    ) -> Plan | RetryLater:
         """Choose workers for a request for `model` ("" = any) now. Raises its last failure, or UnavailableError, when
         waiting would not help."""
         refusal: TandemError | None = None
@@ -166,14 +168,14 @@ class Survival:
             else:
                 again_s = self._second_chance_s(history, candidates, plan)
                 if self._clock.now_s() < again_s:
-                    return Wait(again_s)
+                    return RetryLater(again_s)
                 history.note_hosts(plan, candidates)
                 return plan
         if self._is_worth_waiting(job, candidates, model):
-            return Wait(self.absentees.until_s())
+            return RetryLater(self.recently_lost.until_s())
         raise history.error or refusal or UnavailableError("no worker is connected")
 
-    def could_avoid(self, job: Job, candidates: Sequence[Candidate], history: History, member: Member) -> bool:
+    def could_avoid(self, job: Job, candidates: Sequence[Candidate], history: AttemptHistory, member: Member) -> bool:
         """True if workers without a suspicion or an open breaker could serve the request instead."""
         others = [c for c in self.trusted(candidates, history) if _member(c) != member]
         try:
@@ -182,14 +184,14 @@ class Survival:
             return False
         return history.failures + 1 < self._max_attempts and self.budget.tokens >= 1.0
 
-    def trusted(self, candidates: Sequence[Candidate], history: History) -> Sequence[Candidate]:
+    def trusted(self, candidates: Sequence[Candidate], history: AttemptHistory) -> Sequence[Candidate]:
         """Candidates without a suspicion or an open breaker."""
         if not history.suspects and self.breakers.is_quiet:  # nearly always
             return candidates
         fresh = [c for c in candidates if _member(c) not in history.suspects]
         return [c for c in fresh if self.breakers.allows(_member(c))]
 
-    def _tiers(self, candidates: Sequence[Candidate], history: History) -> Iterator[Sequence[Candidate]]:
+    def _tiers(self, candidates: Sequence[Candidate], history: AttemptHistory) -> Iterator[Sequence[Candidate]]:
         """Ever more of the candidates: workers of a machine that seems to have died, those with an open breaker, and
         suspects only if there are no others."""
         trusted = self.trusted(candidates, history)
@@ -206,7 +208,7 @@ class Survival:
 
     def _is_worth_waiting(self, job: Job, candidates: Sequence[Candidate], model: str) -> bool:
         """True if the workers that are expected back could serve it, alone or with those that are here."""
-        expected = self.absentees.expected(model)
+        expected = self.recently_lost.expected(model)
         if not expected:
             return False
         try:
@@ -215,7 +217,7 @@ class Survival:
             return False
         return True
 
-    def _second_chance_s(self, history: History, candidates: Sequence[Candidate], plan: Plan) -> float:
+    def _second_chance_s(self, history: AttemptHistory, candidates: Sequence[Candidate], plan: Plan) -> float:
         """The time from which suspects may have it again; 0 = none is in the plan."""
         planned = {_member(c) for c in candidates if c.worker in plan.workers}
         if not planned & history.suspects:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from tandem.router.dispatch.traces import Moment, Trace
+from tandem.router.dispatch.traces import Moment, RequestTrace
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Span:
     end_s: float
 
 
-def spans(trace: Trace, end_s: float) -> list[Span]:
+def spans(trace: RequestTrace, end_s: float) -> list[Span]:
     """Split a request that ended at `end_s` into spans, in order and without gaps."""
     found: list[Span] = []
     began_s = trace.arrived_s

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tandem.router.dispatch.inflight_request import Flight
+from tandem.router.dispatch.inflight_request import InFlightRequest
 from tandem.router.workers.connection import WorkerLink
 
 
-def silent_leg(flight: Flight, now_s: float, stall_s: float) -> WorkerLink | None:
+def silent_leg(flight: InFlightRequest, now_s: float, stall_s: float) -> WorkerLink | None:
     """The worker, if any, that should have gone on with `flight` for `stall_s` and did not.
 
     A queue or a prompt may take its time: a prefill worker is silent only if its load report states that it has nothing

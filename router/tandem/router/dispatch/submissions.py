@@ -5,14 +5,14 @@ from __future__ import annotations
 from tandem.core.errors import TandemError, UnavailableError
 from tandem.core.ids import Attempt, WorkerId
 from tandem.core.lifecycle import WorkerState
-from tandem.router.dispatch.inflight_request import Flight
+from tandem.router.dispatch.inflight_request import InFlightRequest
 from tandem.router.routing.hot_prefixes import HotPrefixes
-from tandem.router.routing.inflight_load import Sent, sent
+from tandem.router.routing.inflight_load import InFlightWork, sent
 from tandem.router.routing.plan import Job, Plan
 from tandem.router.workers import proto_convert
 from tandem.router.workers.connection import WorkerLink
 from tandem.router.workers.prefix_lookup import PrefixFinder, PrefixView
-from tandem.router.workers.proto_convert import LegOrder, WorkerFacts
+from tandem.router.workers.proto_convert import Submission, WorkerFacts
 from tandem.router.workers.table import WorkerTable
 from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
@@ -26,13 +26,13 @@ class NotSentError(Exception):
         super().__init__(error.message)
 
 
-class Legs:
+class Submitter:
     """Between flights and links. Runs on the event loop."""
 
     def __init__(self, table: WorkerTable, prefixes: PrefixFinder, hot: HotPrefixes) -> None:
         self._table, self._prefixes, self._hot = table, prefixes, hot
 
-    def send(self, flight: Flight, view: PrefixView, now_s: float) -> None:
+    def send(self, flight: InFlightRequest, view: PrefixView, now_s: float) -> None:
         """Send the flight's attempt to the workers of its plan, each with what is left of its time.
 
         Raises UnavailableError before anything is sent if one of them is not connected, NotSentError later.
@@ -49,14 +49,14 @@ class Legs:
         self._send_leg(flight, decode, prefill, w.LEG_DECODE, sampling, view, job)
         self._send_leg(flight, prefill, decode, w.LEG_PREFILL, sampling, view, job)
 
-    def release(self, flight: Flight, link: WorkerLink) -> None:
+    def release(self, flight: InFlightRequest, link: WorkerLink) -> None:
         """Nothing more is expected from there."""
         flight.legs.pop(link.worker, None)
         link.requests.discard(flight.id)
         link.outstanding.end(flight.id)
         self._prefixes.withdraw(flight.id, link.worker)
 
-    def cancel(self, flight: Flight, attempt: Attempt, reason: str) -> None:
+    def cancel(self, flight: InFlightRequest, attempt: Attempt, reason: str) -> None:
         """Cancel this attempt at every worker that may still hold something of it."""
         for link in list(flight.legs.values()):
             self.release(flight, link)
@@ -68,7 +68,7 @@ class Legs:
 
     def _send_leg(
         self,
-        flight: Flight,
+        flight: InFlightRequest,
         link: WorkerLink,
         peer: WorkerLink | None,
         leg: w.Leg.ValueType,
@@ -78,7 +78,7 @@ class Legs:
     ) -> None:
         work = flight.work
         sources = self._sources(flight.plan) if leg != w.LEG_DECODE else []
-        order = LegOrder(
+        order = Submission(
             request=flight.id,
             attempt=flight.attempt,
             leg=leg,
@@ -110,7 +110,9 @@ class Legs:
         link.outstanding.add(flight.id, self._sent(flight, link, leg, view, job))
         self._table.note_use(link)
 
-    def _sent(self, flight: Flight, link: WorkerLink, leg: w.Leg.ValueType, view: PrefixView, job: Job) -> Sent:
+    def _sent(
+        self, flight: InFlightRequest, link: WorkerLink, leg: w.Leg.ValueType, view: PrefixView, job: Job
+    ) -> InFlightWork:
         """The load that this leg adds to the worker, until its load reports include it."""
         known = max([view.reusable_tokens.get(link.worker, 0), *(s.tokens for s in flight.plan.sources[:1])])
         # Blocks that a decode worker pins in place of reserving are in the form in which this pair moves blocks.
@@ -139,7 +141,7 @@ class Legs:
         return link
 
 
-def _moved_tokens(flight: Flight) -> int:
+def _moved_tokens(flight: InFlightRequest) -> int:
     """Prompt tokens that go over the wire by the flight's plan."""
     plan = flight.plan
     if plan.prefill is None:

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tandem.router.dispatch.inflight_request import Flight
+    from tandem.router.dispatch.inflight_request import InFlightRequest
 
 MAX_TRACES = 2048
 MAX_MOMENTS = 64
@@ -37,7 +37,7 @@ class Moment:
 
 
 @dataclass(slots=True, kw_only=True)  # never changed, but frozen it would take four times as long to make
-class Trace:
+class RequestTrace:
     """A request's moments. `ended_s` None = it runs. `error` is what its client got, `reason` the last plan's."""
 
     request: str
@@ -59,31 +59,31 @@ class TraceBook:
 
     def __init__(self, limit: int = MAX_TRACES) -> None:
         self._limit = limit
-        self._traces: OrderedDict[str, Trace] = OrderedDict()
+        self._traces: OrderedDict[str, RequestTrace] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._traces)
 
-    def keep(self, trace: Trace) -> Trace:
+    def keep(self, trace: RequestTrace) -> RequestTrace:
         self._traces.pop(trace.request, None)
         self._traces[trace.request] = trace
         if len(self._traces) > self._limit:
             self._traces.popitem(last=False)
         return trace
 
-    def find(self, request: str) -> Trace | None:
+    def find(self, request: str) -> RequestTrace | None:
         return self._traces.get(request)
 
-    def latest(self, count: int) -> list[Trace]:
+    def latest(self, count: int) -> list[RequestTrace]:
         """So many at most, the last that ended first."""
         return list(islice(reversed(self._traces.values()), count))
 
 
-def trace_of(flight: Flight, now_s: float, *, is_over: bool) -> Trace:
+def trace_of(flight: InFlightRequest, now_s: float, *, is_over: bool) -> RequestTrace:
     """Return the trace of a flight as known now."""
     error, handoff = flight.inbox.error, flight.handoff
     arrived_s = flight.work.arrived_s
-    return Trace(
+    return RequestTrace(
         request=flight.id,
         model=flight.work.model,
         outcome=flight.phase.value,

@@ -40,7 +40,7 @@ class Events(Protocol):
     async def after(self, place: str, count: int) -> list[tuple[str, ClusterEvent]]: ...
 
 
-class Desired(Protocol):
+class DesiredSource(Protocol):
     """Store of the desired state."""
 
     async def load(self) -> DesiredState | None: ...
@@ -62,7 +62,7 @@ class ClusterWatch(Collector):
         price: PriceSection,
         *,
         events: Events | None = None,
-        desired: Desired | None = None,
+        desired: DesiredSource | None = None,
         planning: Planning | None = None,
     ) -> None:
         self._links, self._clock, self._price = links, clock, price

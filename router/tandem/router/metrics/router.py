@@ -14,9 +14,9 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from tandem.core import metric_names as names
-from tandem.core.metric_names import Kind, Metric
+from tandem.core.metric_names import Metric, MetricKind
 from tandem.router.dispatch.migration import CAUSE as MOVED
-from tandem.router.dispatch.retry_policy import Cause, Survival
+from tandem.router.dispatch.retry_policy import Cause, RetryPolicy
 from tandem.router.metrics.vllm import VllmCollector
 from tandem.router.metrics.workers import WorkerCollector
 from tandem.router.routing.plan import Plan
@@ -181,11 +181,11 @@ class Metrics:
     def gave_up(self, reason: str) -> None:
         self._given_up.labels(reason).inc()
 
-    def watch(self, survival: Survival, waiting: Callable[[], int]) -> None:
+    def watch(self, retry_policy: RetryPolicy, waiting: Callable[[], int]) -> None:
         """Report on what decides about re-attempts, and how many requests wait for one."""
-        self._gauge(names.RETRY_BUDGET, lambda: survival.budget.tokens)
+        self._gauge(names.RETRY_BUDGET, lambda: retry_policy.budget.tokens)
         self._gauge(names.WAITING, waiting)
-        self._registry.register(_BreakerCollector(self._links, survival))
+        self._registry.register(_BreakerCollector(self._links, retry_policy))
 
     def dropped(self, reason: str) -> None:
         self._dropped.labels(reason).inc()
@@ -202,7 +202,7 @@ class Metrics:
         return generate_latest(self._registry)
 
     def _measuring(self, metric: Metric) -> Counter | Histogram:
-        if metric.kind is Kind.COUNTER:
+        if metric.kind is MetricKind.COUNTER:
             return self._counter(metric)
         return self._histogram(metric, _HANDOFF_S if metric in _SHORT else _LATENCY_S)
 
@@ -237,12 +237,12 @@ class _LoopHistogram(Histogram):
 class _BreakerCollector(Collector):
     """The breaker of every connected worker."""
 
-    def __init__(self, links: Callable[[], Iterable[WorkerLink]], survival: Survival) -> None:
-        self._links, self._survival = links, survival
+    def __init__(self, links: Callable[[], Iterable[WorkerLink]], retry_policy: RetryPolicy) -> None:
+        self._links, self._retry_policy = links, retry_policy
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         family = GaugeMetricFamily(names.BREAKER, names.BREAKER.text, labels=names.BREAKER.labels)
         for link in self._links():
-            state = self._survival.breakers.state((link.worker, link.where.incarnation))
+            state = self._retry_policy.breakers.state((link.worker, link.where.incarnation))
             family.add_metric([link.worker], float(state))
         yield family

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from tandem.core import metric_names as names
 from tandem.core.metric_names import Metric
 from tandem.router.workers.connection import WorkerLink
-from tandem.router.workers.proto_convert import Load, WorkerFacts
+from tandem.router.workers.proto_convert import ReportedLoad, WorkerFacts
 
 _OF_REQUESTS: Final[Mapping[Metric, Metric]] = {
     names.VLLM_TTFT: names.TTFT,
@@ -59,13 +59,13 @@ class VllmCollector(Collector):
         yield info
 
 
-def kv_usage(load: Load) -> float:
+def kv_usage(load: ReportedLoad) -> float:
     """The share of the fullest group's blocks that are in use, 0 to 1; cached ones not in use are free."""
     shares = [1.0 - (blocks.free + blocks.cached) / blocks.total for blocks in load.blocks if blocks.total]
     return max(shares, default=0.0)
 
 
-_OF_WORKERS: Final[Mapping[Metric, Callable[[Load], float]]] = {
+_OF_WORKERS: Final[Mapping[Metric, Callable[[ReportedLoad], float]]] = {
     names.VLLM_RUNNING: lambda load: load.running_requests,
     names.VLLM_WAITING: lambda load: load.queued_requests,
     names.VLLM_KV_USAGE: kv_usage,

@@ -10,9 +10,9 @@ from prometheus_client.registry import Collector
 from tandem.core import metric_names as names
 from tandem.core.label_limiter import BoundedLabel
 from tandem.core.lifecycle import WorkerState
-from tandem.core.metric_names import Kind, Metric
+from tandem.core.metric_names import Metric, MetricKind
 from tandem.router.workers.connection import WorkerLink
-from tandem.router.workers.proto_convert import Load, WorkerFacts
+from tandem.router.workers.proto_convert import ReportedLoad, WorkerFacts
 
 Family = CounterMetricFamily | GaugeMetricFamily
 _BLOCK_STATES = ("free", "cached", "request", "pushing", "reserved")
@@ -100,11 +100,11 @@ _ALWAYS = (
 
 
 def _family(metric: Metric) -> Family:
-    kind = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
+    kind = CounterMetricFamily if metric.kind is MetricKind.COUNTER else GaugeMetricFamily
     return kind(metric, metric.text, labels=metric.labels)
 
 
-def _add_links(table: _Table, own: Mapping[str, str], load: Load) -> None:
+def _add_links(table: _Table, own: Mapping[str, str], load: ReportedLoad) -> None:
     """Links between ranks, added up by worker."""
     peers = BoundedLabel()
     found: dict[tuple[str, str], tuple[float, int]] = {}
@@ -119,7 +119,7 @@ def _add_links(table: _Table, own: Mapping[str, str], load: Load) -> None:
         table.add(names.KV_LINK_STALLS, labels, stalls)
 
 
-def _add_blocks(table: _Table, own: Mapping[str, str], load: Load) -> None:
+def _add_blocks(table: _Table, own: Mapping[str, str], load: ReportedLoad) -> None:
     for count in load.blocks:
         for state in _BLOCK_STATES:
             labels = {**own, "group": str(count.group), "state": state}

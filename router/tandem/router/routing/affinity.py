@@ -20,12 +20,12 @@ AFFINITY_REQUESTS = 4
 """Requests that a home may serve more than others."""
 
 
-def leaning(key: str, candidates: list[Candidate]) -> list[Candidate]:
+def with_affinity(key: str, candidates: list[Candidate]) -> list[Candidate]:
     """The candidates as a request with `key` is to see them; an empty key sees them as they are."""
     if not key:
         return candidates
     homes = {_home(key, [c.worker for c in candidates if c.role is role]) for role in RoleName}
-    return [candidate if candidate.worker in homes else _busier(candidate) for candidate in candidates]
+    return [candidate if candidate.worker in homes else _penalized(candidate) for candidate in candidates]
 
 
 def _home(key: str, workers: Sequence[WorkerId]) -> WorkerId | None:
@@ -37,7 +37,7 @@ def _weight(key: str, worker: WorkerId) -> bytes:
     return hashlib.blake2b(f"{key}\0{worker}".encode(), digest_size=8).digest()
 
 
-def _busier(candidate: Candidate) -> Candidate:
+def _penalized(candidate: Candidate) -> Candidate:
     return dataclasses.replace(
         candidate,
         queued_tokens=candidate.queued_tokens + AFFINITY_TOKENS,

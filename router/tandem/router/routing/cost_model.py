@@ -17,7 +17,7 @@ from tandem.core.lifecycle import RoleName
 from tandem.core.prefill_queue import UNMEASURED, PrefillSpeed, attended
 from tandem.router.routing.output_lengths import ASSUMED_TOKENS
 from tandem.router.routing.plan import Candidate, Cost, Job, refusal
-from tandem.router.routing.slo_penalty import Promise
+from tandem.router.routing.slo_penalty import SloPromise
 
 FETCH_SETUP_S = 0.01
 """Question, offer and ticket of a fetch, each of which waits for a step in progress."""
@@ -79,15 +79,15 @@ class Estimates:
         self._default_speed = _slowest(measured)
         self._role_speed = {role: _slowest([c for c in measured if c.role is role]) for role in RoleName}
         holders = [c for c in candidates if c.held_tokens > 0 and c.profile is not None]
-        holders = [] if job.is_computed_whole else holders
+        holders = [] if job.skips_cache else holders
         self._holders = heapq.nlargest(MAX_SOURCES + 1, holders, key=lambda c: c.held_tokens)
         self._most_held = self._holders[0].held_tokens if self._holders else 0
         computing = [c for c in candidates if c.role is not RoleName.DECODE]
         places = len(computing)
-        followers = 0.0 if job.is_kept_together or job.is_computed_whole else job.followers
+        followers = 0.0 if job.is_kept_together or job.skips_cache else job.followers
         self._answer_tokens = min(job.max_tokens, job.answer_tokens or ANSWER_TOKENS)
         left_s = job.promised_ttft_s - job.waited_s
-        self._promise = Promise(left_s, job.itl_s, self._answer_tokens, job.promised_ttft_s)
+        self._promise = SloPromise(left_s, job.itl_s, self._answer_tokens, job.promised_ttft_s)
         self._worth_s = self._promise.worth_s
         self._step_s = min((c.decode_step_s for c in candidates if c.decode_step_s), default=ASSUMED_STEP_S)
         is_for_prompts = all(c.queued_tokens or c.queue for c in computing)
@@ -290,7 +290,7 @@ class Estimates:
         speed = prefill.link_speed(decode.worker) or ASSUMED_BYTES_PER_S
         token_s = self.token_bytes(decode) / speed
         wire_s = tokens * token_s
-        ahead_s = max(0.0, max(prefill.crossing_tokens, decode.crossing_tokens) * token_s - done.queue_s)
+        ahead_s = max(0.0, max(prefill.tokens_in_transfer, decode.tokens_in_transfer) * token_s - done.queue_s)
         return HANDOFF_S + max(ahead_s + wire_s - done.compute_s, wire_s * min(1.0, CHUNK_TOKENS / tokens))
 
     def _room_s(self, decode: Candidate, held: int) -> float:

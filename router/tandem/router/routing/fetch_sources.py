@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from tandem.router.routing.cost_model import Estimates
-from tandem.router.routing.plan import Candidate, Job, Plan, Source
+from tandem.router.routing.plan import Candidate, FetchSource, Job, Plan
 
 
 def with_sources(plan: Plan, job: Job, candidates: Sequence[Candidate]) -> Plan:
@@ -24,5 +24,5 @@ def with_sources(plan: Plan, job: Job, candidates: Sequence[Candidate]) -> Plan:
     if chosen is None:
         return plan
     found = Estimates(job, candidates).sources(chosen)
-    sources = tuple(Source(worker=other.worker, tokens=other.held_tokens) for _, other in found)
+    sources = tuple(FetchSource(worker=other.worker, tokens=other.held_tokens) for _, other in found)
     return dataclasses.replace(plan, sources=sources)

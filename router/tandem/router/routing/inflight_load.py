@@ -20,7 +20,7 @@ STALE_S = 1.0
 
 
 @dataclass(slots=True, kw_only=True)
-class Sent:
+class InFlightWork:
     """One leg. `work` None = another worker computes the prompt. `blocks`: what it takes of the pool. `moved_tokens`:
     what goes over the wire for it."""
 
@@ -36,11 +36,11 @@ class Outstanding:
     """Legs by request, from dispatch to their end, at one worker."""
 
     def __init__(self) -> None:
-        self._sent: dict[str, Sent] = {}
-        self._unreported: dict[str, Sent] = {}
+        self._sent: dict[str, InFlightWork] = {}
+        self._unreported: dict[str, InFlightWork] = {}
         """Those of `_sent` that the last report does not count: few, and read at every plan."""
         self._reported_s = float("-inf")
-        self.crossing_tokens = 0
+        self.tokens_in_transfer = 0
         """Of prompts that are computed and on their way from here or to here."""
         self.changes = 0
         """Counts up with everything that may change the result of `uncounted` at one moment."""
@@ -48,7 +48,7 @@ class Outstanding:
     def __len__(self) -> int:
         return len(self._sent)
 
-    def add(self, request: str, sent: Sent) -> None:
+    def add(self, request: str, sent: InFlightWork) -> None:
         self._sent[request] = self._unreported[request] = sent
         self.changes += 1
 
@@ -89,7 +89,7 @@ class Outstanding:
         self._sent.clear()
         self._unreported.clear()
         self._reported_s = float("-inf")
-        self.crossing_tokens = 0
+        self.tokens_in_transfer = 0
         self.changes += 1
 
     def report(self, now_s: float) -> None:
@@ -107,7 +107,7 @@ class Outstanding:
         """When the last report came."""
         return self._reported_s
 
-    def uncounted(self, now_s: float) -> list[Sent]:
+    def uncounted(self, now_s: float) -> list[InFlightWork]:
         """Legs to count beside the last report, or instead of it."""
         return list((self._sent if self.is_stale(now_s) else self._unreported).values())
 
@@ -115,13 +115,13 @@ class Outstanding:
         """Prompts among them that are not computed yet."""
         return prompts(self.uncounted(now_s))
 
-    def _cross(self, sent: Sent, *, is_crossing: bool) -> None:
+    def _cross(self, sent: InFlightWork, *, is_crossing: bool) -> None:
         if sent.is_crossing is not is_crossing:
             sent.is_crossing = is_crossing
-            self.crossing_tokens += sent.moved_tokens if is_crossing else -sent.moved_tokens
+            self.tokens_in_transfer += sent.moved_tokens if is_crossing else -sent.moved_tokens
 
 
-def prompts(sent: Iterable[Sent]) -> list[QueuedWork]:
+def prompts(sent: Iterable[InFlightWork]) -> list[QueuedWork]:
     """Those among them that are not computed yet."""
     return [one.work for one in sent if one.work is not None and not one.is_computed]
 
@@ -135,14 +135,14 @@ def sent(
     rules: QueueRules,
     speed: PrefillSpeed,
     moved_tokens: int = 0,
-) -> Sent:
+) -> InFlightWork:
     """A leg of `job` as it counts at a worker that holds `held_tokens` of the prompt.
 
     `known_tokens` need not be computed there; None = another worker computes. `moved_tokens` go over the wire.
     """
     blocks = -(-max(0, job.prompt_tokens - held_tokens) // max(1, block_tokens)) + job.choices
     if known_tokens is None:
-        return Sent(work=None, blocks=blocks, moved_tokens=moved_tokens)
+        return InFlightWork(work=None, blocks=blocks, moved_tokens=moved_tokens)
     tokens = max(1, job.prompt_tokens - known_tokens)
     pairs = attended(job.prompt_tokens - tokens, job.prompt_tokens)
     due_s = rules.due_s(
@@ -151,4 +151,4 @@ def sent(
         now_s=job.now_s,
         deadline_s=job.deadline_s,
     )
-    return Sent(work=QueuedWork(due_s, tokens, attended=pairs), blocks=blocks, moved_tokens=moved_tokens)
+    return InFlightWork(work=QueuedWork(due_s, tokens, attended=pairs), blocks=blocks, moved_tokens=moved_tokens)

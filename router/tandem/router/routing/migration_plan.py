@@ -8,10 +8,10 @@ from tandem.core import kv_compatibility
 from tandem.core.ids import WorkerId
 from tandem.core.kv_compatibility import KVProfile
 from tandem.core.lifecycle import RoleName
-from tandem.router.routing.plan import Candidate, Job, Plan, Source
+from tandem.router.routing.plan import Candidate, FetchSource, Job, Plan
 
 
-def go_on(
+def plan_migration(
     job: Job, holder: WorkerId, profile: KVProfile, held_tokens: int, candidates: Sequence[Candidate]
 ) -> Plan | None:
     """Plan that another worker fetches `held_tokens` from `holder` and generates the rest, without a prefill worker:
@@ -30,7 +30,7 @@ def go_on(
     if not able:
         return None
     chosen = min(able, key=lambda one: (not _has_room(one, job), one.in_flight, one.last_used, one.worker))
-    source = Source(worker=holder, tokens=held_tokens)
+    source = FetchSource(worker=holder, tokens=held_tokens)
     return Plan(decode=chosen.worker, prefill=None, reason=f"{holder} drains", sources=(source,))
 
 

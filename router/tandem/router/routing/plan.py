@@ -42,7 +42,7 @@ class Candidate:
     clock of `Job.now_s`, by `rules`; what it does not list counts as ahead. `in_flight`: requests that it was given or
     informed of; `running`: sequences that decode now. `decode_step_s` is a decode step, `decode_sequence_s` what one
     more sequence adds to it. `free_blocks` of `total_blocks` can be had in the tightest KV group. `computing`: the
-    share of its time in which it computed prompts lately. `crossing_tokens`: of prompts that are computed, and that
+    share of its time in which it computed prompts lately. `tokens_in_transfer`: of prompts that are computed, and that
     this router knows to be on their way from it or to it.
     """
 
@@ -66,7 +66,7 @@ class Candidate:
     decode_step_s: float = 0.0
     decode_sequence_s: float = 0.0
     computing: float = 0.0
-    crossing_tokens: int = 0
+    tokens_in_transfer: int = 0
     profile: KVProfile | None = None
     link_speed: Callable[[WorkerId], float | None] = field(default=_unmeasured, compare=False)
 
@@ -77,7 +77,7 @@ class Job:
 
     `prompt_tokens` are those to know before the next output token: in a further attempt with all output so far.
 
-    `is_computed_whole`: something is wanted of every prompt token, so that nothing is fetched. `is_kept_together`: it
+    `skips_cache`: something is wanted of every prompt token, so that nothing is fetched. `is_kept_together`: it
     has a home (see `affinity`), which others that cost nearly the same do not take turns with. `followers`: prompts
     that are expected soon, and begin with the blocks of this one that any worker holds (see `prefix_popularity`).
     `waiting`: requests that wait in the router until workers have room. `answer_tokens`: mean answer length, 0 = not
@@ -90,7 +90,7 @@ class Job:
     choices: int = 1
     now_s: float = 0.0
     deadline_s: float = math.inf
-    is_computed_whole: bool = False
+    skips_cache: bool = False
     is_kept_together: bool = False
     followers: float = 0.0
     waiting: int = 0
@@ -101,7 +101,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class FetchSource:
     """A worker that holds the first `tokens` of the prompt, as exact blocks."""
 
     worker: WorkerId
@@ -171,7 +171,7 @@ class Plan:
     reason: str
     prefill_hit_tokens: int = 0
     decode_hit_tokens: int = 0
-    sources: tuple[Source, ...] = ()
+    sources: tuple[FetchSource, ...] = ()
     policy: str = ""
     cost: Cost | None = None
     options: tuple[Option, ...] = field(default=(), compare=False)
@@ -264,7 +264,7 @@ def needs_pair(mode: Disaggregation, job: Job) -> bool:
     return mode is Disaggregation.ALWAYS and job.max_tokens > 1
 
 
-def able_alone(mode: Disaggregation, job: Job, candidates: Iterable[Candidate]) -> list[Candidate]:
+def single_worker_candidates(mode: Disaggregation, job: Job, candidates: Iterable[Candidate]) -> list[Candidate]:
     """Workers that may serve the job without another. Prefill workers: answers of one token alone."""
     every = list(candidates)
     mixed = [c for c in every if c.role is RoleName.MIXED]

@@ -17,7 +17,7 @@ _LEAST_SPARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
+class SloPromise:
     """`ttft_s`: from now to the first token, below 0 = it is late already. `itl_s`: for each token after it. inf =
     nothing is promised. `answer_tokens`: of an answer on average. `given_s`: the time to the first token as promised
     when the request came."""

@@ -27,7 +27,7 @@ from tandem.core.clock import MonotonicClock
 from tandem.core.config import PlannerMode, RouterConfig
 from tandem.core.config_loader import load
 from tandem.core.errors import StartupError, TandemError, UnavailableError
-from tandem.core.gc_freeze import keep_loaded
+from tandem.core.gc_freeze import freeze_gc
 from tandem.core.ids import Incarnation, RouterId, WorkerId, new_incarnation
 from tandem.core.memory import return_large_buffers, use_huge_pages
 from tandem.core.prefill_queue import QueueRules
@@ -38,26 +38,26 @@ from tandem.router.admin.audit import AuditDesk
 from tandem.router.admin.demand import DemandDesk
 from tandem.router.admin.multiprocess_admin import whole_scrape
 from tandem.router.admin.page.chat import ApiRelay
-from tandem.router.admin.page.timeseries import Figures
-from tandem.router.admin.routing_handlers import RoutingDesk
-from tandem.router.admin.scaling_handlers import ScalingDesk, UniqueBlocks, loads_of
-from tandem.router.admin.slo_handlers import SloDesk
+from tandem.router.admin.page.timeseries import TimeSeries
+from tandem.router.admin.routing_handlers import RoutingHandlers
+from tandem.router.admin.scaling_handlers import ScalingHandlers, UniqueBlocks, loads_of
+from tandem.router.admin.slo_handlers import SloHandlers
 from tandem.router.admin.status import StatusPage
-from tandem.router.admission.admission_controller import Admission
-from tandem.router.admission.capacity import Room
-from tandem.router.admission.slo import Classes
+from tandem.router.admission.admission_controller import AdmissionController
+from tandem.router.admission.capacity import CapacityCheck
+from tandem.router.admission.slo import SloClasses
 from tandem.router.admission.status import view
-from tandem.router.api.frontend import Door
+from tandem.router.api.frontend import Frontend
 from tandem.router.api.grpc_service import GrpcDoor
 from tandem.router.api.http.app import create_app
-from tandem.router.api.http.auth_middleware import Guard
-from tandem.router.api.http.shutdown_middleware import Parting
+from tandem.router.api.http.auth_middleware import AuthMiddleware
+from tandem.router.api.http.shutdown_middleware import ShutdownMiddleware
 from tandem.router.api.servers import HttpServer, TlsFiles, bind, port_after, port_of
 from tandem.router.dispatch.circuit_breaker import Breakers
 from tandem.router.dispatch.dispatcher import Dispatcher
-from tandem.router.dispatch.prefix_migration import Carrying
+from tandem.router.dispatch.prefix_migration import PrefixMigration
 from tandem.router.dispatch.readiness import Readiness
-from tandem.router.dispatch.retry_policy import Survival
+from tandem.router.dispatch.retry_policy import RetryPolicy
 from tandem.router.metrics.cluster import ClusterWatch
 from tandem.router.metrics.index import IndexCollector
 from tandem.router.metrics.router import Metrics
@@ -69,13 +69,13 @@ from tandem.router.server.registration import ask_to_stop, hold_lease
 from tandem.router.server.shutdown import Drain, on_signal
 from tandem.router.server.storage import Storage, open_storage
 from tandem.router.serving.queue_timer import Pump
-from tandem.router.serving.request_parser import AskReader
-from tandem.router.serving.response_stream import AnswerDesk
+from tandem.router.serving.request_parser import RequestParser
+from tandem.router.serving.response_stream import ResponseFactory
 from tandem.router.storage.batches import throttle
 from tandem.router.storage.batches.runner import BatchRunner
-from tandem.router.tenancy.authenticator import Gate, TenantSalts
+from tandem.router.tenancy.authenticator import Authenticator, TenantSalts
 from tandem.router.tenancy.budgets import BudgetBooks, Budgets
-from tandem.router.tokenization.models import Models
+from tandem.router.tokenization.models import ModelRegistry
 from tandem.router.tracing.setup import open_tracing
 from tandem.router.workers.connection import Identity, WorkerLink
 from tandem.router.workers.directory import RedisDirectory
@@ -105,7 +105,7 @@ look at its sockets, some times for each token: with Python's 5 ms a token came 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class Dependencies:
     """Interfaces of a router to the outside: tests put doubles here."""
 
     directory: WorkerDirectory
@@ -129,19 +129,19 @@ class Surroundings:
 class Router:
     """All parts of one router in one event loop. `start` binds, `serve` runs until `stop` is called."""
 
-    def __init__(self, config: RouterConfig, surroundings: Surroundings, incarnation: Incarnation) -> None:
+    def __init__(self, config: RouterConfig, surroundings: Dependencies, incarnation: Incarnation) -> None:
         self.config = config
         self._clock, self._stopping = MonotonicClock(), asyncio.Event()
         self._ports: dict[str, int] = {}
         secret = ClusterSecret.load(Path(config.secret_file))
         admin_key = load_key(Path(config.admin_key_file))
-        self.gate = Gate(config.settings.anonymous, time.time)
+        self.gate = Authenticator(config.settings.anonymous, time.time)
         self._salts = TenantSalts(secret)
         self._lock = AdminLock(admin_key, self.gate)
-        classes = Classes(config.slo, config.admission.default_slo, config.settings.request_timeout_s)
+        classes = SloClasses(config.slo, config.admission.default_slo, config.settings.request_timeout_s)
         self._keyring = Keyring(surroundings.keys, self.gate, lambda: classes.names, time.time)
-        self._slo = SloDesk(classes)
-        models = Models.load(config.models)
+        self._slo = SloHandlers(classes)
+        models = ModelRegistry.load(config.models)
         mode = config.settings.disaggregation
         self.policy = PolicySwitch(config.settings.policy, mode)
         self.table = WorkerTable(surroundings.directory, surroundings.speeds)
@@ -150,27 +150,27 @@ class Router:
         prefixes = PrefixFinder(
             surroundings.index, self._salts.of(""), self.table.link_speed, speculation, Popularity(self._clock)
         )
-        survival = Survival(self.policy, config.settings, self._clock)
+        retry_policy = RetryPolicy(self.policy, config.settings, self._clock)
         probes = {model.name: tuple(model.tokenizer.encode_now(_PROBE_TEXT))[:4] or (0,) for model in models}
         self.readiness = Readiness(self.table, mode, self._clock, probes)
         self.admission = self._build_admission(classes)
         self._pump = Pump(self.admission)
         self.dispatcher = Dispatcher(
-            self.table, survival, prefixes, self._clock, self.metrics, self.readiness, self.admission
+            self.table, retry_policy, prefixes, self._clock, self.metrics, self.readiness, self.admission
         )
         self._carrying = self._build_carrying(prefixes, surroundings)
-        self.metrics.watch(survival, lambda: self.dispatcher.waiting)
+        self.metrics.watch(retry_policy, lambda: self.dispatcher.waiting)
         self._watch = self._build_watch(surroundings)
         self._budgets = Budgets(config.budget, surroundings.budgets, self._clock, self.metrics.refused)
-        self.metrics.watch_admission(lambda: self.admission.waiting + self.door.intake.waiting)
+        self.metrics.watch_admission(lambda: self.admission.waiting + self.frontend.intake.waiting)
         self._identity = Identity(router=RouterId(config.router_id), incarnation=incarnation, secret=secret)
-        reader = AskReader(
+        reader = RequestParser(
             models, self.table, config.settings.request_timeout_s, lambda: secrets.randbits(62), self._salts.of
         )
         self._tracing = open_tracing(config, os.environ, self._clock)
-        self.door = Door(
+        self.frontend = Frontend(
             reader=reader,
-            desk=AnswerDesk(self.dispatcher, self.admission, self._budgets, self.metrics, self._clock),
+            response_factory=ResponseFactory(self.dispatcher, self.admission, self._budgets, self.metrics, self._clock),
             metrics=self.metrics,
             readiness=self.readiness,
             gate=self.gate,
@@ -182,7 +182,7 @@ class Router:
             scrape=self._scrape,
             tracing=self._tracing,
         )
-        self._page = self._build_page(incarnation, survival.breakers)
+        self._page = self._build_page(incarnation, retry_policy.breakers)
         self._audits = AuditDesk(
             router=config.router_id,
             table=self.table,
@@ -190,14 +190,14 @@ class Router:
             clock=self._clock,
             positions=surroundings.positions,
         )
-        self._routing = RoutingDesk(reader, self.dispatcher, self.policy)
+        self._routing = RoutingHandlers(reader, self.dispatcher, self.policy)
         self._scaling, self.demand = self._build_scaling(surroundings), self._build_demand(surroundings, classes)
-        self._figures = Figures(self.metrics, time.time)
+        self._figures = TimeSeries(self.metrics, time.time)
         self.live = live_desk(self._page, self.table, self._scaling, self._figures)
         self._on_down, self._storage = surroundings.on_down, surroundings.storage
         self._is_part = config.is_part
         self._tls = TlsFiles.of(config.settings.tls_cert, config.settings.tls_key)
-        self._grpc = GrpcDoor(self.door, is_shared=self._is_part, tls=self._tls)
+        self._grpc = GrpcDoor(self.frontend, is_shared=self._is_part, tls=self._tls)
         self._listeners: list[socket.socket] = []
 
     async def start(self) -> dict[str, int]:
@@ -219,10 +219,10 @@ class Router:
 
     async def serve(self, on_listening: Callable[[], None]) -> None:
         wants = self.config.settings
-        app = create_app(self.door)
+        app = create_app(self.frontend)
         runner = self._add_storage(app)
-        guarded = Guard(app, self.gate, self._turned_away)
-        parting = Parting(guarded, self._stopping.is_set, self._turned_away)
+        guarded = AuthMiddleware(app, self.gate, self._turned_away)
+        parting = ShutdownMiddleware(guarded, self._stopping.is_set, self._turned_away)
         http = HttpServer(parting, self._listeners[0], self._tls)
         admin_app = create_admin_app(
             self._page,
@@ -267,8 +267,8 @@ class Router:
             await self._grpc.end_health()
             busy = (lambda: http.busy - parting.refusing, lambda: self._grpc.busy)
             await Drain(self.dispatcher, self.admission, busy, self._clock).run(wants.drain_s)
-            await http.hear_the_last()
-            parting.hear_no_more()
+            await http.finish_requests()
+            parting.stop_reading_bodies()
             self.live.end()
             for server in (http, admin):
                 server.stop()
@@ -289,12 +289,12 @@ class Router:
         """Add the routes of clients' stored data, and return the runner of their batches."""
         if self._storage is None:
             return None
-        self._storage.add_routes(app, self.door)
+        self._storage.add_routes(app, self.frontend)
         memory = self._storage.memory
-        self.door.metrics.watch_redis(lambda: memory.last)
+        self.frontend.metrics.watch_redis(lambda: memory.last)
         return self._storage.runner(
             app,
-            self.door,
+            self.frontend,
             self._clock,
             lambda: (
                 self.admission.waiting
@@ -322,7 +322,7 @@ class Router:
     def _make_link(self, where: Any) -> WorkerLink:
         return WorkerLink(where, self._identity, self.dispatcher, self._clock)
 
-    def _build_demand(self, around: Surroundings, classes: Classes) -> DemandDesk:
+    def _build_demand(self, around: Dependencies, classes: SloClasses) -> DemandDesk:
         return DemandDesk(
             dispatcher=self.dispatcher,
             table=self.table,
@@ -332,7 +332,7 @@ class Router:
             window_s=self.config.planner.window_s,
         )
 
-    def _build_watch(self, around: Surroundings) -> ClusterWatch:
+    def _build_watch(self, around: Dependencies) -> ClusterWatch:
         links, price = (lambda: self.table.links), self.config.price
         watch = ClusterWatch(
             links, self._clock, price, events=around.events, desired=around.desired, planning=around.planning
@@ -340,15 +340,15 @@ class Router:
         self.metrics.add(watch)
         return watch
 
-    def _build_carrying(self, prefixes: PrefixFinder, around: Surroundings) -> Carrying:
-        carrying = Carrying(self.dispatcher, self.table, prefixes, self._clock, around.events, time.time)
-        self.dispatcher.on_said = carrying.on_state
+    def _build_carrying(self, prefixes: PrefixFinder, around: Dependencies) -> PrefixMigration:
+        carrying = PrefixMigration(self.dispatcher, self.table, prefixes, self._clock, around.events, time.time)
+        self.dispatcher.on_state_change = carrying.on_state
         return carrying
 
-    def _build_scaling(self, around: Surroundings) -> ScalingDesk:
+    def _build_scaling(self, around: Dependencies) -> ScalingHandlers:
         loads = functools.partial(loads_of, self.table, around.unique_blocks)
         mode = self.config.planner.mode
-        return ScalingDesk(
+        return ScalingHandlers(
             store=around.desired,
             events=around.events,
             loads=loads,
@@ -371,9 +371,9 @@ class Router:
             admission=lambda: view(self.admission, self.metrics.refusals, self._clock.now_s()),
         )
 
-    def _build_admission(self, classes: Classes) -> Admission:
-        rules, room = self.config.admission, Room(self.config.admission, lambda: classes.least_itl_s)
-        return Admission(
+    def _build_admission(self, classes: SloClasses) -> AdmissionController:
+        rules, room = self.config.admission, CapacityCheck(self.config.admission, lambda: classes.least_itl_s)
+        return AdmissionController(
             rules,
             self._clock,
             lambda model, need: room.is_there(need, self.table.usable(model), self._clock.now_s()),
@@ -415,7 +415,7 @@ async def _run(config: RouterConfig) -> int:
         incarnation = new_incarnation()
         speculation = SharedSpeculation(redis, keys, MonotonicClock(), incarnation)
         planning = PlanningStore(redis, keys)
-        surroundings = Surroundings(
+        surroundings = Dependencies(
             directory=RedisDirectory(redis, keys, replica),
             index=replica,
             on_down=lambda: ask_to_stop(store),
@@ -464,7 +464,7 @@ async def _run(config: RouterConfig) -> int:
 def announce(router: Router, record: RouterRecord) -> None:
     """Write the ready file for the launcher: where this router listens, and if it lets in requests without an API
     key."""
-    keep_loaded()
+    freeze_gc()
     use_huge_pages()
     scheme = "https" if router.config.settings.tls_cert else "http"
     ready = Ready(

@@ -26,9 +26,9 @@ from tandem.core.logs import event
 from tandem.core.parent_death_signal import tied
 from tandem.core.timeout_scale import patient
 from tandem.router.admin.app import load_key
-from tandem.router.admin.multiprocess_admin import Part, create_parts_admin, replay
+from tandem.router.admin.multiprocess_admin import RouterMember, create_parts_admin, replay
 from tandem.router.admin.page.chat import ApiRelay
-from tandem.router.admin.replicated_settings import Orders
+from tandem.router.admin.replicated_settings import ReplicatedSettings
 from tandem.router.api.servers import HttpServer, TlsFiles, bind, port_after, port_of, reserve
 from tandem.router.server.ready_file import Ready, write_ready
 from tandem.router.server.shutdown import AFTER_DRAIN_S, on_signal
@@ -65,7 +65,7 @@ async def run_processes(config: RouterConfig) -> int:
         settings = dataclasses.replace(wants, port=http, grpc_port=grpc, admin_port=0)
         parent = f"http://127.0.0.1:{port_of(listener)}"
         one = dataclasses.replace(config, settings=settings, parent_admin=parent)
-        orders, clock = Orders(), MonotonicClock()
+        orders, clock = ReplicatedSettings(), MonotonicClock()
         every = [Process(one, number, orders, clock) for number in range(wants.processes)]
         stack.push_async_callback(_stop, every)
         stopping = asyncio.Event()
@@ -83,13 +83,13 @@ async def run_processes(config: RouterConfig) -> int:
 async def _serve(
     config: RouterConfig,
     every: list[Process],
-    orders: Orders,
+    orders: ReplicatedSettings,
     listener: socket.socket,
     parent: str,
     stopping: asyncio.Event,
     api: ApiRelay,
 ) -> None:
-    def parts() -> list[Part]:
+    def parts() -> list[RouterMember]:
         return [process.part for process in every if process.part is not None]
 
     app = create_parts_admin(
@@ -117,7 +117,7 @@ class Process:
     """One process: started, waited for, started again. `ready` is its report once it listened; from then on it gets
     orders with the others, and `orders` holds those that came before."""
 
-    def __init__(self, config: RouterConfig, number: int, orders: Orders, clock: Clock) -> None:
+    def __init__(self, config: RouterConfig, number: int, orders: ReplicatedSettings, clock: Clock) -> None:
         folder, name = Path(config.ready_file).parent, f"{config.router_id}-{number}"
         self._ready_file, self._config_file = folder / f".{name}.ready.json", folder / f".{name}.json"
         self._config = dataclasses.replace(config, router_id=name, ready_file=str(self._ready_file), is_part=True)
@@ -127,9 +127,9 @@ class Process:
         self.ready: Ready | None = None
 
     @property
-    def part(self) -> Part | None:
+    def part(self) -> RouterMember | None:
         """Its name, admin port and process id, None while it does not listen."""
-        return None if self.ready is None else Part(self.name, self.ready.admin, self.ready.pid)
+        return None if self.ready is None else RouterMember(self.name, self.ready.admin, self.ready.pid)
 
     async def start(self) -> None:
         """Start it and wait until it listens. StartupError, and it is ended, or _RefusedError when it does not."""
@@ -157,7 +157,7 @@ class Process:
         """Catch up with the orders, then be asked with the others. StartupError, and the process is ended, if not."""
         async with self._orders.lock:
             try:
-                part = Part(self.name, ready.admin, ready.pid)
+                part = RouterMember(self.name, ready.admin, ready.pid)
                 await replay(self._orders, part, load_key(Path(self._config.admin_key_file)))
             except TandemError as error:
                 assert self._child is not None

@@ -10,15 +10,15 @@ from collections.abc import Callable, Sequence
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError, UnavailableError
 from tandem.core.logs import event
-from tandem.router.admission.admission_controller import Admission
+from tandem.router.admission.admission_controller import AdmissionController
 from tandem.router.api.servers import UNHEARD_S
 from tandem.router.dispatch.dispatcher import Dispatcher
-from tandem.router.serving.response_stream import LAST_WORDS_S
+from tandem.router.serving.response_stream import ERROR_FLUSH_S
 
 _log = logging.getLogger(__name__)
 _LOOK_S = 0.02
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-AFTER_DRAIN_S = LAST_WORDS_S + UNHEARD_S + 6.0
+AFTER_DRAIN_S = ERROR_FLUSH_S + UNHEARD_S + 6.0
 """Time of a stop beyond `drain_s` at most: last errors, closing sockets, giving leases back."""
 
 
@@ -42,7 +42,7 @@ class Drain:
     """`busy`: each returns how much of something is still going on."""
 
     def __init__(
-        self, dispatcher: Dispatcher, admission: Admission, busy: Sequence[Callable[[], int]], clock: Clock
+        self, dispatcher: Dispatcher, admission: AdmissionController, busy: Sequence[Callable[[], int]], clock: Clock
     ) -> None:
         self._dispatcher, self._admission, self._clock = dispatcher, admission, clock
         self._busy = (lambda: len(dispatcher.flights), lambda: admission.waiting, *busy)
@@ -58,7 +58,7 @@ class Drain:
         self._admission.refuse_all(error)
         for flight in flights:
             flight.inbox.fail(error)
-        await self._is_quiet_within(LAST_WORDS_S)
+        await self._is_quiet_within(ERROR_FLUSH_S)
 
     async def _is_quiet_within(self, seconds: float) -> bool:
         ends_s = self._clock.now_s() + seconds

@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 
 from tandem.core.clock import Clock
 from tandem.core.config import StoreSection
-from tandem.router.api.frontend import Door
+from tandem.router.api.frontend import Frontend
 from tandem.router.api.http.batches_api import add_batches
 from tandem.router.api.http.files_api import add_files
 from tandem.router.api.http.responses_api import add_responses
@@ -42,13 +42,13 @@ class Storage:
     wakeups: Wakeups
     memory: MemoryWatch
 
-    def add_routes(self, app: FastAPI, door: Door) -> None:
-        add_responses(app, door, self.responses, self.section.max_response_bytes)
+    def add_routes(self, app: FastAPI, frontend: Frontend) -> None:
+        add_responses(app, frontend, self.responses, self.section.max_response_bytes)
         if self.files is not None:
             add_files(app, self.files)
-            add_batches(app, self.batches, self.files, door.settings.max_body_bytes)
+            add_batches(app, self.batches, self.files, frontend.settings.max_body_bytes)
 
-    def runner(self, app: FastAPI, door: Door, clock: Clock, waiting: Callable[[], int]) -> BatchRunner | None:
+    def runner(self, app: FastAPI, frontend: Frontend, clock: Clock, waiting: Callable[[], int]) -> BatchRunner | None:
         """Return the runner of batches here; `waiting` gives how many interactive requests wait."""
         if self.files is None:
             return None
@@ -59,13 +59,15 @@ class Storage:
             wakeups=self.wakeups,
             calls=InProcess(app),
             clock=clock,
-            models=lambda: frozenset(door.models.served_names),
+            models=lambda: frozenset(frontend.models.served_names),
             waiting=waiting,
-            serves=door.gate.serves,
-            limits=Limits(max_requests=self.section.max_batch_requests, max_line_bytes=door.settings.max_body_bytes),
+            serves=frontend.gate.serves,
+            limits=Limits(
+                max_requests=self.section.max_batch_requests, max_line_bytes=frontend.settings.max_body_bytes
+            ),
             at_once=self.section.batch_requests_at_once,
         )
-        door.metrics.watch_batches(lambda: runner.running)
+        frontend.metrics.watch_batches(lambda: runner.running)
         return runner
 
 

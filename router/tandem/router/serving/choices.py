@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tandem.core.handoff import TokenLogprob
 from tandem.core.lifecycle import FinishReason
-from tandem.router.dispatch.inflight_request import Arrival, Work
+from tandem.router.dispatch.inflight_request import Arrival, GenerationRequest
 from tandem.router.tokenization.detokenizer import StopMatcher
 from tandem.router.tokenization.echo import Echo
 from tandem.router.tokenization.tokenizer import Tokenizer
@@ -50,7 +50,7 @@ class AnswerSettings:
 class Choice:
     """The text of one choice as it grows."""
 
-    def __init__(self, index: int, settings: AnswerSettings, work: Work) -> None:
+    def __init__(self, index: int, settings: AnswerSettings, work: GenerationRequest) -> None:
         self.index = index
         self.finish: FinishReason | None = None
         self.has_begun = False

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from tandem.router.admission.admission_controller import POLL_S, Admission
+from tandem.router.admission.admission_controller import POLL_S, AdmissionController
 
 
 class Pump:
     """Calls `pump` of `admission` while any request waits there."""
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: AdmissionController) -> None:
         self._admission = admission
         self._timer: asyncio.TimerHandle | None = None
 

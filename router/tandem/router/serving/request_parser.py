@@ -9,13 +9,13 @@ from typing import Any
 
 from tandem.core.errors import ContextLengthError, InvalidRequestError
 from tandem.core.sampling import SamplingParams
-from tandem.router.admission.slo import ANONYMOUS, Caller, Wish
-from tandem.router.dispatch.inflight_request import Work
+from tandem.router.admission.slo import ANONYMOUS, Caller, SloRequest
+from tandem.router.dispatch.inflight_request import GenerationRequest
 from tandem.router.tenancy.cache_salt import request_salt
 from tandem.router.tokenization.bad_words import check_words, word_tokens
 from tandem.router.tokenization.chat_template import DEFAULT_RENDERING, Rendering, check_variables
 from tandem.router.tokenization.echo import echo_of
-from tandem.router.tokenization.models import Model, Models
+from tandem.router.tokenization.models import ModelRegistry, TokenizedModel
 from tandem.router.tracing.calls import Call
 from tandem.router.workers.table import WorkerTable
 
@@ -36,7 +36,7 @@ _NO_LIMIT = 2**31 - 1
 
 
 @dataclass(slots=True, kw_only=True)
-class Ask:
+class ApiRequest:
     """One API call; its reader fills it in, then it is never changed. Exactly one of `prompts` (text or token ids) and
     `messages` is given.
 
@@ -63,7 +63,7 @@ class Ask:
     max_tokens_param: str = "max_tokens"
     logprobs_param: str = "logprobs"
     caller: Caller = ANONYMOUS
-    wish: Wish = field(default_factory=Wish)
+    wish: SloRequest = field(default_factory=SloRequest)
     rendering: Rendering = DEFAULT_RENDERING
     cache_salt: str | None = None
     cache_key: str | None = None
@@ -74,12 +74,12 @@ class Ask:
         return self.echo and self.sampling.get("max_tokens") == 0
 
 
-class AskReader:
+class RequestParser:
     """Turns asks into work; every complaint names the field."""
 
     def __init__(
         self,
-        models: Models,
+        models: ModelRegistry,
         table: WorkerTable,
         timeout_s: float,
         random_seed: Callable[[], int],
@@ -89,12 +89,12 @@ class AskReader:
         self._table, self._timeout_s, self._random_seed = table, timeout_s, random_seed
         self._salt_of = salt_of
 
-    def context_tokens(self, model: Model) -> int:
+    def context_tokens(self, model: TokenizedModel) -> int:
         """The longest prompt and answer together that can be served now; 0 = not known."""
         limits = (self._table.context_tokens(model.name), model.tokenizer.context_tokens)
         return min((limit for limit in limits if limit), default=0)
 
-    async def read(self, ask: Ask) -> list[Work]:
+    async def read(self, ask: ApiRequest) -> list[GenerationRequest]:
         """One work a prompt; raises InvalidRequestError and its kinds."""
         model = self.models.find(ask.model)
         _check_stops(ask.stop)
@@ -118,7 +118,7 @@ class AskReader:
             echoed.append(replace(work, echo=echo, is_echo_alone=is_echo_alone))
         return echoed
 
-    async def _prepared(self, ask: Ask, model: Model) -> Ask:
+    async def _prepared(self, ask: ApiRequest, model: TokenizedModel) -> ApiRequest:
         """With everything in `sampling` as sampling takes it."""
         more: dict[str, Any] = {}
         if ask.bad_words:
@@ -129,13 +129,13 @@ class AskReader:
         return replace(ask, sampling={**ask.sampling, **more}) if more else ask
 
     async def encode_chat(
-        self, model: Model, messages: Messages, rendering: Rendering, *, most_tokens: int = 0
+        self, model: TokenizedModel, messages: Messages, rendering: Rendering, *, most_tokens: int = 0
     ) -> list[int]:
         """Token ids of a chat; raises InvalidRequestError. `most_tokens`: see Tokenizer.encode."""
         _check_rendering(rendering, messages)
         return await model.tokenizer.encode_chat(messages, rendering, most_tokens=most_tokens)
 
-    async def _prompts(self, ask: Ask, model: Model) -> list[Sequence[int]]:
+    async def _prompts(self, ask: ApiRequest, model: TokenizedModel) -> list[Sequence[int]]:
         """Packed as they are hashed and sent: a long list is walked once."""
         most = self.context_tokens(model)
         if ask.messages is not None:
@@ -151,7 +151,9 @@ class AskReader:
                 prompts.append(_packed("prompt", prompt, model.tokenizer.vocab_size))
         return prompts
 
-    def _work(self, ask: Ask, model: Model, prompt: Sequence[int], sampling: SamplingParams) -> Work:
+    def _work(
+        self, ask: ApiRequest, model: TokenizedModel, prompt: Sequence[int], sampling: SamplingParams
+    ) -> GenerationRequest:
         param = "messages" if ask.messages is not None else "prompt"
         if not prompt:
             raise InvalidRequestError("the prompt is empty", why="it has no token", param=param)
@@ -176,7 +178,7 @@ class AskReader:
                 todo=f"ask for at most {room} tokens",
                 param=ask.max_tokens_param,
             )
-        return Work(
+        return GenerationRequest(
             prompt=prompt,
             sampling=sampling,
             timeout_s=self._timeout_s,
@@ -185,7 +187,7 @@ class AskReader:
             cache_key=ask.cache_key or "",
         )
 
-    def _sampling(self, ask: Ask, model: Model, *, max_tokens: int, seed: int) -> SamplingParams:
+    def _sampling(self, ask: ApiRequest, model: TokenizedModel, *, max_tokens: int, seed: int) -> SamplingParams:
         sampling = SamplingParams(**{"seed": seed, **ask.sampling, **_implied(ask), "max_tokens": max_tokens})
         try:
             sampling.validate(model.tokenizer.vocab_size)
@@ -243,7 +245,7 @@ def _check_stops(stops: Sequence[str]) -> None:
             raise InvalidRequestError(f"stop has a string of {len(stop)} characters", why=why, param="stop")
 
 
-def _implied(ask: Ask) -> dict[str, int]:
+def _implied(ask: ApiRequest) -> dict[str, int]:
     """Sampling fields to report beyond those that the client asked for."""
     implied = {}
     logprobs = ask.sampling.get("logprobs")
@@ -254,7 +256,7 @@ def _implied(ask: Ask) -> dict[str, int]:
     return implied
 
 
-def _check_scores(works: Sequence[Work], param: str) -> None:
+def _check_scores(works: Sequence[GenerationRequest], param: str) -> None:
     count = sum(
         len(work.prompt) * (1 + work.sampling.prompt_logprobs) * work.sampling.n
         for work in works
@@ -267,14 +269,14 @@ def _check_scores(works: Sequence[Work], param: str) -> None:
         )  # fmt: skip
 
 
-def _scored_tokens(ask: Ask, sampling: SamplingParams) -> int:
+def _scored_tokens(ask: ApiRequest, sampling: SamplingParams) -> int:
     """As many tokens of each choice as may have log-probabilities."""
     if not ask.is_whole or sampling.logprobs is None:
         return _NO_LIMIT
     return max(1, MAX_ANSWER_SCORES // (sampling.n * (1 + sampling.logprobs) * max(1, len(ask.prompts))))
 
 
-def _check_answer_scores(works: Sequence[Work], param: str) -> None:
+def _check_answer_scores(works: Sequence[GenerationRequest], param: str) -> None:
     count = sum(
         work.sampling.n * work.sampling.max_tokens * (1 + work.sampling.logprobs)
         for work in works

@@ -13,55 +13,66 @@ from tandem.core.clock import Clock
 from tandem.core.errors import CancelledError, DeadlineError, InternalError, InvalidRequestError, TandemError
 from tandem.core.handoff import TokenLogprob
 from tandem.core.ids import RequestId, WorkerId
-from tandem.router.admission.admission_controller import ANSWER_TOKENS, Admission, Arrived, Place
-from tandem.router.admission.capacity import Need
+from tandem.router.admission.admission_controller import (
+    ANSWER_TOKENS,
+    AdmissionController,
+    AdmissionRequest,
+    QueuedRequest,
+)
+from tandem.router.admission.capacity import ResourceDemand
 from tandem.router.dispatch.dispatcher import Dispatcher
-from tandem.router.dispatch.inflight_request import Arrival, Flight, Inbox, Turn, Work
+from tandem.router.dispatch.inflight_request import Arrival, ArrivalQueue, GenerationRequest, InFlightRequest, Turn
 from tandem.router.metrics.router import Metrics
 from tandem.router.routing.decision import decision
 from tandem.router.serving.choices import AnswerSettings, Choice, ChoiceUpdate
 from tandem.router.tenancy.budgets import Budgets
 from tandem.router.tracing.calls import AnswerEnd
 
-LAST_WORDS_S = 2.0
+ERROR_FLUSH_S = 2.0
 _LEAST_S = 0.001
 """So much time has whatever is sent off."""
 _OWN_ENDS = (CancelledError, DeadlineError, InvalidRequestError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class TokenUsage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
 
 
-class AnswerDesk:
+class ResponseFactory:
     """Opens answers; everything that they share."""
 
     def __init__(
-        self, dispatcher: Dispatcher, admission: Admission, budgets: Budgets, metrics: Metrics, clock: Clock
+        self, dispatcher: Dispatcher, admission: AdmissionController, budgets: Budgets, metrics: Metrics, clock: Clock
     ) -> None:
         self.dispatcher = dispatcher
         self.admission, self.budgets = admission, budgets
         self.metrics, self.clock = metrics, clock
         self.turn = Turn()
 
-    def open(self, request: RequestId, works: Sequence[Work], settings: AnswerSettings) -> Answer:
+    def open(self, request: RequestId, works: Sequence[GenerationRequest], settings: AnswerSettings) -> ResponseStream:
         """A context manager; entering it sends the request to workers, at once or when its turn comes."""
-        return Answer(self, request, works, settings)
+        return ResponseStream(self, request, works, settings)
 
 
-class Answer:
+class ResponseStream:
     """Choices of all prompts, numbered prompt by prompt. Leaving the context ends it everywhere, exactly once."""
 
-    def __init__(self, desk: AnswerDesk, request: RequestId, works: Sequence[Work], settings: AnswerSettings) -> None:
+    def __init__(
+        self,
+        response_factory: ResponseFactory,
+        request: RequestId,
+        works: Sequence[GenerationRequest],
+        settings: AnswerSettings,
+    ) -> None:
         self.id = request
-        self._desk, self._works, self._settings = desk, works, settings
-        self._inbox = Inbox(settings.backlog_bytes, desk.turn)
-        self._flights: list[Flight] = []
+        self._response_factory, self._works, self._settings = response_factory, works, settings
+        self._inbox = ArrivalQueue(settings.backlog_bytes, response_factory.turn)
+        self._flights: list[InFlightRequest] = []
         self._stack = ExitStack()
-        self._place: Place | None = None
+        self._place: QueuedRequest | None = None
         self._firsts: list[int] = []
         self._choices: list[Choice] = []
         for work in works:
@@ -69,14 +80,14 @@ class Answer:
             for _ in range(work.sampling.n):
                 self._choices.append(Choice(len(self._choices), settings, work))
         self._unfinished = len(self._choices)
-        self._read_s = desk.clock.now_s()
+        self._read_s = response_factory.clock.now_s()
         self._first_s = self._second_s = 0.0
         self._sent_s = 0.0
         self._error: TandemError | None = None
         self._is_background = works[0].terms.is_background
-        self._measured = desk.metrics.of(works[0].model)
+        self._measured = response_factory.metrics.of(works[0].model)
 
-    def __enter__(self) -> Answer:
+    def __enter__(self) -> ResponseStream:
         try:
             self._enter()
         except BaseException as error:
@@ -90,8 +101,8 @@ class Answer:
             self._fly()
             return
         for slot, work in enumerate(self._works):
-            self._desk.dispatcher.demand.came(self._request(slot), work, self._settings.received_s)
-        admission = self._desk.admission
+            self._response_factory.dispatcher.demand.came(self._request(slot), work, self._settings.received_s)
+        admission = self._response_factory.admission
         try:
             place = admission.enter(self._arrived(), self._compute_s, self._fly, self._inbox.fail, self._alone)
         except BaseException:
@@ -103,11 +114,13 @@ class Answer:
 
     def _fly(self) -> None:
         """Send all requests off, with the rest of their time since they arrived."""
-        now_s = self._sent_s = self._desk.clock.now_s()
+        now_s = self._sent_s = self._response_factory.clock.now_s()
         with ExitStack() as stack:
             for slot, work in enumerate(self._works):
                 left_s = max(_LEAST_S, self._settings.received_s + work.timeout_s - now_s)
-                flight = self._desk.dispatcher.fly(self._request(slot), slot, work, self._inbox, left_s=left_s)
+                flight = self._response_factory.dispatcher.submit(
+                    self._request(slot), slot, work, self._inbox, left_s=left_s
+                )
                 self._flights.append(stack.enter_context(flight))
             self._stack.enter_context(stack.pop_all())
 
@@ -115,12 +128,12 @@ class Answer:
         """Identifier of the request of one of its prompts."""
         return RequestId(f"{self.id}-{slot}") if len(self._works) > 1 else self.id
 
-    def _arrived(self) -> Arrived:
+    def _arrived(self) -> AdmissionRequest:
         """The request as admission sees it."""
         first, received_s = self._works[0], self._settings.received_s
-        return Arrived(
+        return AdmissionRequest(
             terms=first.terms,
-            need=Need(
+            need=ResourceDemand(
                 prompt_tokens=sum(len(work.prompt) for work in self._works),
                 choices=sum(work.sampling.n for work in self._works),
             ),
@@ -141,12 +154,12 @@ class Answer:
         usage, tenant = self.usage, self._works[0].terms.tenant
         if not self._is_background:
             used = usage.prompt_tokens + usage.completion_tokens
-            self._desk.budgets.settle(tenant, charged=cost_of(self._works), used=used, is_served=is_served)
+            self._response_factory.budgets.settle(tenant, charged=cost_of(self._works), used=used, is_served=is_served)
 
     def _compute_s(self) -> float:
         """How long its prompts take to compute, as far as that can be foreseen."""
         try:
-            plans = [self._desk.dispatcher.foresee(work) for work in self._works]
+            plans = [self._response_factory.dispatcher.plan_preview(work) for work in self._works]
         except TandemError:  # sending it off raises the same
             return 0.0
         return sum(plan.cost.compute_s for plan in plans if plan.cost is not None)
@@ -156,7 +169,7 @@ class Answer:
         if len(self._works) > 1:
             return None
         try:
-            return self._desk.dispatcher.alone(self._works[0], waiting)
+            return self._response_factory.dispatcher.alone(self._works[0], waiting)
         except TandemError:  # sending it off raises the same
             return None
 
@@ -184,7 +197,7 @@ class Answer:
                 traces=[flight.trace for flight in self._flights if flight.trace is not None],
                 read_s=self._read_s,
                 first_token_s=self._first_s,
-                ended_s=self._desk.clock.now_s(),
+                ended_s=self._response_factory.clock.now_s(),
                 input_tokens=usage.prompt_tokens,
                 output_tokens=usage.completion_tokens,
                 cached_tokens=usage.cached_tokens,
@@ -198,8 +211,8 @@ class Answer:
         return len(self._choices)
 
     @property
-    def usage(self) -> Usage:
-        return Usage(
+    def usage(self) -> TokenUsage:
+        return TokenUsage(
             prompt_tokens=sum(len(work.prompt) for work in self._works),
             completion_tokens=sum(choice.token_count for choice in self._choices),
             cached_tokens=sum(flight.cached_tokens or 0 for flight in self._flights),
@@ -295,7 +308,7 @@ class Answer:
         if choice.finish is not None:
             self._unfinished -= 1
             if arrival.finish is None and self._unfinished:  # else its worker has ended it, or all ends now
-                self._desk.dispatcher.end_choice(self._flights[arrival.slot], arrival.choice)
+                self._response_factory.dispatcher.end_choice(self._flights[arrival.slot], arrival.choice)
         if choice.token_count > before:
             self._note_times(choice, before, arrival.at_s)
 
@@ -329,7 +342,7 @@ class Answer:
         choice.last_s = at_s
 
     def _measure(self) -> None:
-        metrics, measured, now_s = self._desk.metrics, self._measured, self._desk.clock.now_s()
+        metrics, measured, now_s = self._response_factory.metrics, self._measured, self._response_factory.clock.now_s()
         metrics.request_ended(self._settings.api, self._error.code if self._error is not None else "ok")
         usage = self.usage
         measured.generated_tokens.inc(usage.completion_tokens)
@@ -358,7 +371,7 @@ class Answer:
         if last_s and not self._is_background:
             measured.decode.observe(last_s - self._first_s)
 
-    def _measure_phases(self, flight: Flight) -> None:
+    def _measure_phases(self, flight: InFlightRequest) -> None:
         metrics, began_s = self._measured, flight.prefill_started_s
         if began_s is not None:
             metrics.queue.observe(began_s - flight.started_s)
@@ -373,8 +386,8 @@ class Answer:
         if self._error is not None:
             return "cancelled" if self._error.code == "cancelled" else "failed"
         gaps_s = [(one.last_s - one.first_s) / (one.token_count - 1) for one in choices if one.token_count > 1]
-        in_time = self._first_s - self._settings.received_s <= terms.ttft_s
-        return "met" if in_time and max(gaps_s, default=0.0) <= terms.itl_s else "missed"
+        check_slo = self._first_s - self._settings.received_s <= terms.ttft_s
+        return "met" if check_slo and max(gaps_s, default=0.0) <= terms.itl_s else "missed"
 
     def decision(self) -> dict[str, Any]:
         """The plan of the first prompt, and its alternatives."""
@@ -389,7 +402,7 @@ class Answer:
             "prefill_started_s": flight.prefill_started_s and flight.prefill_started_s - zero_s,
             "first_token_s": self._first_s - zero_s if self._first_s else None,
             "second_token_s": self._second_s - zero_s if self._second_s else None,
-            "done_s": self._desk.clock.now_s() - zero_s,
+            "done_s": self._response_factory.clock.now_s() - zero_s,
             "prefill": flight.plan.prefill,
             "decode": flight.plan.decode,
             "reason": flight.plan.reason,
@@ -417,12 +430,14 @@ def _told(error: BaseException | None) -> TandemError:
     return error if isinstance(error, TandemError) else CancelledError("the request was cancelled")
 
 
-def cost_of(works: Sequence[Work]) -> int:
+def cost_of(works: Sequence[GenerationRequest]) -> int:
     """Tokens charged to the tenant's share and budget before the answer is known."""
     return sum(len(work.prompt) + work.sampling.n * min(work.sampling.max_tokens, ANSWER_TOKENS) for work in works)
 
 
-async def attend(answer: Answer, delivery: Coroutine[Any, Any, None], *watchers: Coroutine[Any, Any, None]) -> None:
+async def attend(
+    answer: ResponseStream, delivery: Coroutine[Any, Any, None], *watchers: Coroutine[Any, Any, None]
+) -> None:
     """Run `delivery` to its end beside `watchers`. After a failure a reader has LAST_WORDS_S to receive it.
 
     `delivery` runs in the calling task: a task costs more than sending a token.
@@ -432,7 +447,7 @@ async def attend(answer: Answer, delivery: Coroutine[Any, Any, None], *watchers:
         others = [group.create_task(watcher) for watcher in watchers]
         try:
             async with asyncio.timeout(None) as patience:
-                with answer.when_failed(lambda: patience.reschedule(loop.time() + LAST_WORDS_S)):
+                with answer.when_failed(lambda: patience.reschedule(loop.time() + ERROR_FLUSH_S)):
                     await delivery
         except TimeoutError:
             if not patience.expired():

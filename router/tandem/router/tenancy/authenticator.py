@@ -22,7 +22,7 @@ _KNOWN_SALTS = 4096
 _HOW = "send it as Authorization: Bearer <key>"
 
 
-class Gate:
+class Authenticator:
     """All of it runs on the event loop. `wall_s` gives seconds since 1970."""
 
     def __init__(self, anonymous: Anonymous, wall_s: Callable[[], float]) -> None:

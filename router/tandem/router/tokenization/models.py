@@ -13,7 +13,7 @@ from tandem.router.tokenization.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class TokenizedModel:
     """`name` is the one that its workers report; requests name one of `served_names`."""
 
     name: str
@@ -21,19 +21,19 @@ class Model:
     tokenizer: Tokenizer
 
 
-class Models:
+class ModelRegistry:
     """At least one model; their names are distinct."""
 
-    def __init__(self, models: Sequence[Model]) -> None:
+    def __init__(self, models: Sequence[TokenizedModel]) -> None:
         self._models = tuple(models)
         self._by_name = {name: model for model in models for name in model.served_names}
 
     @classmethod
-    def load(cls, configured: Sequence[ServedModel]) -> Models:
+    def load(cls, configured: Sequence[ServedModel]) -> ModelRegistry:
         """Read the tokenizers; raises ModelError."""
         return cls([_load(model) for model in configured])
 
-    def __iter__(self) -> Iterator[Model]:
+    def __iter__(self) -> Iterator[TokenizedModel]:
         return iter(self._models)
 
     @property
@@ -41,7 +41,7 @@ class Models:
         """All names, model by model."""
         return tuple(self._by_name)
 
-    def find(self, name: str) -> Model:
+    def find(self, name: str) -> TokenizedModel:
         """The model of that name; UnknownModelError if there is none."""
         model = self._by_name.get(name)
         if model is None:
@@ -52,7 +52,7 @@ class Models:
             )
         return model
 
-    def only(self) -> Model:
+    def only(self) -> TokenizedModel:
         """The one model, for requests that need not name it; InvalidRequestError if there are several."""
         if len(self._models) > 1:
             why, todo = "this cluster serves several", f"name one of {', '.join(self._by_name)}"
@@ -60,7 +60,7 @@ class Models:
         return self._models[0]
 
 
-def _load(model: ServedModel) -> Model:
+def _load(model: ServedModel) -> TokenizedModel:
     template = Path(model.chat_template) if model.chat_template else None
     tokenizer = Tokenizer.load(Path(model.model_dir), template)
-    return Model(name=model.name, served_names=model.served_names or (model.name,), tokenizer=tokenizer)
+    return TokenizedModel(name=model.name, served_names=model.served_names or (model.name,), tokenizer=tokenizer)

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from tandem.core.errors import TandemError
 from tandem.core.ids import RequestId
-from tandem.router.dispatch.inflight_request import Work
-from tandem.router.dispatch.traces import Trace
+from tandem.router.dispatch.inflight_request import GenerationRequest
+from tandem.router.dispatch.traces import RequestTrace
 
 RESPONSE_HEADER = "traceresponse"
 """Name of the header that gives a client the trace of its call."""
@@ -28,8 +28,8 @@ class AnswerEnd:
 
     id: RequestId
     model: str
-    works: Sequence[Work]
-    traces: Sequence[Trace]
+    works: Sequence[GenerationRequest]
+    traces: Sequence[RequestTrace]
     read_s: float
     first_token_s: float
     ended_s: float

@@ -19,7 +19,7 @@ from itertools import groupby
 
 from tandem.core.errors import STATUS, TandemError
 from tandem.router.dispatch.spans import Span, spans
-from tandem.router.dispatch.traces import Trace
+from tandem.router.dispatch.traces import RequestTrace
 from tandem.router.tracing.calls import AnswerEnd
 
 Value = str | int | float | bool | Sequence[str]
@@ -87,7 +87,7 @@ def is_fault(error: TandemError) -> bool:
     return STATUS[error.code][0] >= 500
 
 
-def _of_request(trace: Trace, answer: AnswerEnd) -> Iterator[Branch]:
+def _of_request(trace: RequestTrace, answer: AnswerEnd) -> Iterator[Branch]:
     parts = groupby(spans(trace, _end(trace, answer)), key=lambda span: (span.name == "wait", span.attempt))
     for (is_wait, attempt), group in parts:
         found = list(group)
@@ -98,7 +98,7 @@ def _of_request(trace: Trace, answer: AnswerEnd) -> Iterator[Branch]:
             yield Branch(name="wait", start_s=start_s, end_s=end_s, attributes={"tandem.request.id": trace.request})
 
 
-def _attempt(trace: Trace, attempt: int, found: Sequence[Span]) -> Branch:
+def _attempt(trace: RequestTrace, attempt: int, found: Sequence[Span]) -> Branch:
     moments = [moment for moment in trace.moments if moment.attempt == attempt]
     ended = next((moment for moment in moments if moment.what in _CUT_SHORT), None)
     is_last = attempt == trace.moments[-1].attempt
@@ -130,5 +130,5 @@ def _part(span: Span, handoff: Mapping[str, float] | None) -> Branch:
     return Branch(name=span.name, start_s=span.start_s, end_s=span.end_s, attributes=attributes)
 
 
-def _end(trace: Trace, answer: AnswerEnd) -> float:
+def _end(trace: RequestTrace, answer: AnswerEnd) -> float:
     return answer.ended_s if trace.ended_s is None else trace.ended_s

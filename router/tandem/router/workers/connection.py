@@ -32,7 +32,7 @@ from tandem.core.timeout_scale import patient
 from tandem.router.routing.inflight_load import Outstanding
 from tandem.router.routing.prefill_utilization import COMPUTING_SECONDS, ComputingShare
 from tandem.router.workers import proto_convert
-from tandem.router.workers.proto_convert import Load, PromptChunk, TokenChunk, UsedLink, WorkerFacts
+from tandem.router.workers.proto_convert import PromptChunk, ReportedLink, ReportedLoad, TokenChunk, WorkerFacts
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc as w_grpc
 
@@ -83,7 +83,7 @@ class LinkListener(Protocol):
     def on_failed(self, link: WorkerLink, request: str, attempt: int, error: TandemError) -> None: ...
     def on_phase(self, link: WorkerLink, request: str, attempt: int, phase: str) -> None: ...
     def on_up(self, link: WorkerLink) -> None: ...
-    def on_said(self, link: WorkerLink) -> None:
+    def on_state_change(self, link: WorkerLink) -> None:
         """Called with each state that the worker reports; it is acknowledged after this, unless this holds it back."""
 
     def on_state(self, link: WorkerLink) -> None: ...
@@ -97,7 +97,7 @@ class WorkerLink:
     def __init__(self, where: WorkerAddress, identity: Identity, listener: LinkListener, clock: Clock) -> None:
         self.where = where
         self.facts: WorkerFacts | None = None
-        self.load = Load()
+        self.load = ReportedLoad()
         self.trouble = "connecting"
         self.is_registered = True
         self.state = WorkerState.READY
@@ -105,7 +105,7 @@ class WorkerLink:
         """This router's requests there are to go on elsewhere, if another worker can take them."""
         self.keeps_blocks = False
         """It drains to go on in another role, with the blocks that it has."""
-        self._said, self._is_held = 0, False
+        self._pending_ack, self._is_held = 0, False
         """Its last state that is not acknowledged yet, 0 = none, and whether that has to wait for `acknowledge`."""
         self.last_used = 0
         self.outstanding = Outstanding()
@@ -115,7 +115,7 @@ class WorkerLink:
         self._identity, self._listener, self._clock = identity, listener, clock
         self._unsent: deque[w.RouterMessage] = deque()
         self._has_unsent = asyncio.Event()
-        self._asks: dict[int, asyncio.Future[w.AuditReport]] = {}
+        self._pending_audits: dict[int, asyncio.Future[w.AuditReport]] = {}
         self._heard_s, self._writing_s = 0.0, math.inf
         """When its last message came, and since when a write waits for it to read."""
         self.version = ""
@@ -128,7 +128,7 @@ class WorkerLink:
         return self.where.worker
 
     @property
-    def used_links(self) -> Sequence[UsedLink]:
+    def used_links(self) -> Sequence[ReportedLink]:
         """Links over which this worker sends KV to others, from its last report."""
         return self.load.links
 
@@ -153,7 +153,7 @@ class WorkerLink:
     async def ask(self, message: w.RouterMessage, number: int, timeout_s: float) -> w.AuditReport:
         """Send a question with this id and wait for the report that answers it; WorkerLostError if none comes."""
         future: asyncio.Future[w.AuditReport] = asyncio.get_running_loop().create_future()
-        self._asks[number] = future
+        self._pending_audits[number] = future
         try:
             self.send(message)
             async with asyncio.timeout(timeout_s):
@@ -162,7 +162,7 @@ class WorkerLink:
             why = f"no report came within {timeout_s:g} s"
             raise WorkerLostError(f"worker {self.worker} did not answer", why=why, todo="ask again") from None
         finally:
-            del self._asks[number]
+            del self._pending_audits[number]
 
     def hold(self) -> None:
         """That it drains is acknowledged when `acknowledge` is called, and not before."""
@@ -171,10 +171,10 @@ class WorkerLink:
     def acknowledge(self) -> None:
         """Acknowledge its last state: nothing more comes that was planned before."""
         self._is_held = False
-        if self._said and self.is_up:
-            self._unsent.append(proto_convert.state_heard(self._said))  # behind what was sent while it took work
+        if self._pending_ack and self.is_up:
+            self._unsent.append(proto_convert.state_heard(self._pending_ack))  # behind what was sent while it took work
             self._has_unsent.set()
-        self._said = 0
+        self._pending_ack = 0
 
     async def run(self) -> None:
         """Connect, serve, reconnect; returns when the worker is lost and no longer registered."""
@@ -269,13 +269,16 @@ class WorkerLink:
         elif kind == "state":
             self.state, self.hands_back = proto_convert.worker_state(message.state.state), message.state.hands_back
             self.keeps_blocks = message.state.keeps_blocks
-            self._said, self._is_held = message.state.sequence, self._is_held and self.state is WorkerState.DRAINING
-            listener.on_said(self)
+            self._pending_ack, self._is_held = (
+                message.state.sequence,
+                self._is_held and self.state is WorkerState.DRAINING,
+            )
+            listener.on_state_change(self)
             if not self._is_held:
                 self.acknowledge()
             listener.on_state(self)
         elif kind == "audit":
-            asked = self._asks.get(message.audit.id)
+            asked = self._pending_audits.get(message.audit.id)
             if asked is not None and not asked.done():
                 asked.set_result(message.audit)
 
@@ -311,12 +314,12 @@ class WorkerLink:
     def _close(self, why: str) -> bool:
         was_up = self.is_up
         self.facts, self.trouble = None, why
-        self.load = Load()
-        self._said, self._is_held = 0, False
+        self.load = ReportedLoad()
+        self._pending_ack, self._is_held = 0, False
         self._unsent.clear()
         self.outstanding.clear()
         self.computing.clear()
-        for asked in self._asks.values():
+        for asked in self._pending_audits.values():
             if not asked.done():
                 asked.set_exception(WorkerLostError(f"worker {self.worker} was lost", why=why, todo="ask again"))
         if was_up:

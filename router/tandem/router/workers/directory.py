@@ -21,7 +21,7 @@ class RedisDirectory:
         self._watcher = RegistryWatcher(redis, keys)
         self._replica = replica
 
-    async def run(self, on_change: Callable[[Mapping[WorkerId, table.WorkerRecord]], None]) -> None:
+    async def run(self, on_change: Callable[[Mapping[WorkerId, table.RegisteredAddress]], None]) -> None:
         def changed(records: Mapping[WorkerId, WorkerRecord]) -> None:
             self._replica.set_workers({worker: record.incarnation for worker, record in records.items()})
             on_change(records)

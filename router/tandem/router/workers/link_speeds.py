@@ -9,7 +9,7 @@ from typing import Protocol
 
 from tandem.core.ids import WorkerId
 from tandem.core.link_speed import LinkSpeed, Route
-from tandem.router.workers.proto_convert import UsedLink, WorkerFacts
+from tandem.router.workers.proto_convert import ReportedLink, WorkerFacts
 
 _MOST_ENDS = 64
 """Workers on either side with links that are looked at for a median."""
@@ -21,7 +21,7 @@ class LinkEnd(Protocol):
     @property
     def facts(self) -> WorkerFacts | None: ...
     @property
-    def used_links(self) -> Sequence[UsedLink]: ...
+    def used_links(self) -> Sequence[ReportedLink]: ...
 
 
 class LinkSpeedView:

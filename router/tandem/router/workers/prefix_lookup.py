@@ -182,7 +182,7 @@ def _senders(workers: Iterable[WorkerFacts]) -> list[tuple[WorkerId, tuple[objec
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _PrefixMatches:
     """Of one exact root: leading blocks by worker, as held and as expected, all hashes, and how many blocks need not be
     computed at most."""
 
@@ -198,7 +198,7 @@ class _Known:
         return max((*self.held.values(), *self.expected.values()), default=0)
 
 
-_NOTHING = _Known(held={}, expected={}, hashes=(), last_hash=b"", most=0)
+_NOTHING = _PrefixMatches(held={}, expected={}, hashes=(), last_hash=b"", most=0)
 
 
 class _Chains:
@@ -216,7 +216,7 @@ class _Chains:
         self._prompt, self._salt, self._index, self._speculation = prompt, salt, index, speculation
         self._hashes = hashes
         self._held: dict[tuple[str, int, str], Mapping[WorkerId, int]] = {}
-        self._known: dict[tuple[str, int], _Known] = {}
+        self._known: dict[tuple[str, int], _PrefixMatches] = {}
 
     def held(self, fingerprint: str, block_tokens: int, lossy: str) -> Mapping[WorkerId, int]:
         """Leading blocks under that root by worker."""
@@ -226,13 +226,13 @@ class _Chains:
             self._held[key] = self._index.lookup(hashes) if self._index is not None and hashes else {}
         return self._held[key]
 
-    def known(self, fingerprint: str, block_tokens: int) -> _Known:
+    def known(self, fingerprint: str, block_tokens: int) -> _PrefixMatches:
         """All about exact blocks."""
         key = (fingerprint, block_tokens)
         found = self._known.get(key)
         if found is None:
             hashes = self._chain((fingerprint, block_tokens, ""))
-            found = self._known[key] = _Known(
+            found = self._known[key] = _PrefixMatches(
                 held=self.held(fingerprint, block_tokens, ""),
                 expected=self._speculation.lookup(hashes) if self._speculation is not None else {},
                 hashes=hashes,

@@ -84,7 +84,7 @@ class PromptChunk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupBlocks:
+class BlockCounts:
     """Blocks of one KV group by state."""
 
     group: int
@@ -97,7 +97,7 @@ class GroupBlocks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UsedLink:
+class ReportedLink:
     """A link from a rank of the worker that reports it to one of `peer`; speeds in bytes a second, 0 = no figure."""
 
     rank: int
@@ -115,7 +115,7 @@ class UsedLink:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class ReportedLoad:
     """A worker's last load report."""
 
     queued_requests: int = 0
@@ -129,8 +129,8 @@ class Load:
     queue: tuple[QueuedWork, ...] = ()
     """By when it is due, on this router's clock."""
     queue_rules: QueueRules = FIRST_COME
-    blocks: tuple[GroupBlocks, ...] = ()
-    links: tuple[UsedLink, ...] = ()
+    blocks: tuple[BlockCounts, ...] = ()
+    links: tuple[ReportedLink, ...] = ()
     counters: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -145,7 +145,7 @@ class Load:
 
 
 @dataclass(slots=True, kw_only=True)
-class LegOrder:
+class Submission:
     """One request for one worker."""
 
     request: str
@@ -196,7 +196,7 @@ def end_choices(request: str, attempt: int, choices: Sequence[int]) -> w.RouterM
     return w.RouterMessage(end_choices=w.EndChoices(request=request, attempt=attempt, choices=choices))
 
 
-def submit(order: LegOrder) -> w.RouterMessage:
+def submit(order: Submission) -> w.RouterMessage:
     message = w.Submit(
         request=order.request,
         attempt=order.attempt,
@@ -313,9 +313,9 @@ def prompt_from_wire(chunk: w.PromptChunk) -> PromptChunk:
     )
 
 
-def load_from_wire(report: w.LoadReport, now_s: float) -> Load:
+def load_from_wire(report: w.LoadReport, now_s: float) -> ReportedLoad:
     """`now_s`: when it arrived. Impossible rules of a queue count as first come, first served."""
-    return Load(
+    return ReportedLoad(
         queued_requests=report.queued_requests,
         running_requests=report.running_requests,
         queued_tokens=report.queued_tokens,
@@ -327,7 +327,7 @@ def load_from_wire(report: w.LoadReport, now_s: float) -> Load:
         queue=tuple(QueuedWork(now_s + row.due_in_s, row.tokens, row.requests, row.attended) for row in report.queue),
         queue_rules=_rules_from_wire(report),
         blocks=tuple(
-            GroupBlocks(
+            BlockCounts(
                 group=count.group,
                 total=count.total,
                 free=count.free,
@@ -350,8 +350,8 @@ def _rules_from_wire(report: w.LoadReport) -> QueueRules:
         return FIRST_COME
 
 
-def _link_from_wire(link: w.LinkReport) -> UsedLink:
-    return UsedLink(
+def _link_from_wire(link: w.LinkReport) -> ReportedLink:
+    return ReportedLink(
         rank=link.rank,
         peer=WorkerId(link.peer),
         peer_rank=link.peer_rank,

@@ -14,19 +14,19 @@ from tandem.core.ids import Incarnation, WorkerId
 from tandem.core.kv_compatibility import KVProfile
 from tandem.core.lifecycle import RoleName
 from tandem.core.logs import event
-from tandem.router.routing.affinity import leaning
+from tandem.router.routing.affinity import with_affinity
 from tandem.router.routing.inflight_load import prompts
 from tandem.router.routing.plan import Candidate, form, pairs, refusal
 from tandem.router.workers.connection import LinkFactory, WorkerAddress, WorkerLink
 from tandem.router.workers.link_speeds import LinkSpeedView
 from tandem.router.workers.prefix_lookup import PrefixView, SpeedOf
-from tandem.router.workers.proto_convert import Load, WorkerFacts
+from tandem.router.workers.proto_convert import ReportedLoad, WorkerFacts
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 1.0
 
 
-class WorkerRecord(Protocol):
+class RegisteredAddress(Protocol):
     """The fields that the table reads of a registry record."""
 
     @property
@@ -38,7 +38,7 @@ class WorkerRecord(Protocol):
 class WorkerDirectory(Protocol):
     """Registered workers. It alone judges which have left: a missing key or an outage of the registry is no reason."""
 
-    async def run(self, on_change: Callable[[Mapping[WorkerId, WorkerRecord]], None]) -> None:
+    async def run(self, on_change: Callable[[Mapping[WorkerId, RegisteredAddress]], None]) -> None:
         """Call `on_change` with all registered workers, now and whenever they change, until cancelled."""
 
     def note_beat(self, worker: WorkerId, incarnation: Incarnation) -> None:
@@ -82,7 +82,7 @@ class WorkerTable:
         every = [self._candidate(link, now_s) for link in self.usable(model)]
         if view is not None and view.is_known_somewhere:
             every = [_holding(candidate, view) for candidate in every]
-        return leaning(cache_key, every)
+        return with_affinity(cache_key, every)
 
     def candidate(self, link: WorkerLink, view: PrefixView, now_s: float) -> Candidate:
         """A connected worker, taking work or not, with the prompt's prefix there from `view`."""
@@ -163,7 +163,9 @@ class WorkerTable:
                     event(_log, "registry watcher failed", logging.ERROR, why=str(error))
                 await asyncio.sleep(_RETRY_S)
 
-    def _follow(self, here: Mapping[WorkerId, WorkerRecord], make_link: LinkFactory, group: asyncio.TaskGroup) -> None:
+    def _follow(
+        self, here: Mapping[WorkerId, RegisteredAddress], make_link: LinkFactory, group: asyncio.TaskGroup
+    ) -> None:
         self.trouble = ""
         for worker, link in list(self._links.items()):
             record = here.get(worker)
@@ -207,7 +209,7 @@ class _Kept:
     """A candidate and what it was made of."""
 
     link: WorkerLink
-    load: Load
+    load: ReportedLoad
     changes: int
     is_stale: bool
     facts: WorkerFacts | None
@@ -251,7 +253,7 @@ def _candidate(link: WorkerLink, link_speed: SpeedOf, now_s: float) -> Candidate
         decode_step_s=load.decode_step_s,
         decode_sequence_s=load.decode_sequence_s,
         computing=0.0 if is_stale else link.computing.share,
-        crossing_tokens=outstanding.crossing_tokens,
+        tokens_in_transfer=outstanding.tokens_in_transfer,
         profile=facts.profile,
         link_speed=functools.partial(link_speed, facts.worker),
     )

@@ -76,7 +76,7 @@ class LeaseCounters:
     fenced: int = 0
 
 
-class _Lease:
+class _MemberLease:
     """One member's lease. Every call raises UnavailableError when Redis does not answer (then nothing is known), or
     was reached after `held_until` (then nothing was written)."""
 
@@ -193,7 +193,7 @@ class _Lease:
         return self._record
 
 
-class WorkerLease(_Lease):
+class WorkerLease(_MemberLease):
     """A worker's lease of `lease_s` seconds. One task uses it: register, beat every 0.5 s, deregister."""
 
     def __init__(
@@ -228,7 +228,7 @@ class WorkerLease(_Lease):
         return await self._hold(seq, count, digest, over)
 
 
-class RouterLease(_Lease):
+class RouterLease(_MemberLease):
     """A router's lease, by the same rules. Routers are not watched yet."""
 
     def __init__(self, redis: Redis, keys: Keys, *, lease_s: float = LEASE_S) -> None:

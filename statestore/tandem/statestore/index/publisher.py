@@ -78,7 +78,7 @@ class Mode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _PublishCall:
     """One call of the script; repeated unchanged until its outcome is known."""
 
     mode: Mode
@@ -125,7 +125,7 @@ class BlockEventPublisher:
         self._stream_entries, self._check_s, self._until_ms = stream_entries, check_s, until_ms
         self._held: set[bytes] = set()
         self._pending: dict[bytes, bool] = {}  # member → True to store, False to remove
-        self._in_flight: _Entry | None = None
+        self._in_flight: _PublishCall | None = None
         self._written = NOTHING
         self._must_reset = True
         self._is_lost = False
@@ -210,7 +210,7 @@ class BlockEventPublisher:
         self._pending.clear()
         self._must_reset = True
 
-    def _next_entry(self) -> _Entry:
+    def _next_entry(self) -> _PublishCall:
         if self._in_flight is None and not self._is_lost:
             if self._must_reset:
                 self._must_reset = False
@@ -218,9 +218,9 @@ class BlockEventPublisher:
                 self._in_flight = self._take(Mode.RESET, Position(self._written.seq, 0, 0))
             elif self._pending:
                 self._in_flight = self._take(Mode.APPEND, self._written)
-        return self._in_flight or _Entry(Mode.CHECK, self._written)
+        return self._in_flight or _PublishCall(Mode.CHECK, self._written)
 
-    def _take(self, mode: Mode, before: Position) -> _Entry:
+    def _take(self, mode: Mode, before: Position) -> _PublishCall:
         """Move up to an entry's worth of changes out of pending. Newest first: net changes commute, popitem is O(1)."""
         stored: list[bytes] = []
         removed: list[bytes] = []
@@ -229,9 +229,9 @@ class BlockEventPublisher:
             (stored if is_stored else removed).append(item)
         digest = fold(fold(before.digest, stored), removed)
         after = Position(before.seq + 1, before.blocks + len(stored) - len(removed), digest)
-        return _Entry(mode, after, b"".join(stored), b"".join(removed))
+        return _PublishCall(mode, after, b"".join(stored), b"".join(removed))
 
-    async def _write(self, entry: _Entry) -> None:
+    async def _write(self, entry: _PublishCall) -> None:
         incarnation, until_ms = self._incarnation, self._until_ms()
         if until_ms is None:  # given up meanwhile: publishes no more, even if nothing there would refuse it
             self._settle(entry, _LATE)
@@ -250,7 +250,7 @@ class BlockEventPublisher:
         if entry is self._in_flight or (entry.mode is Mode.CHECK and incarnation == self._incarnation):
             self._settle(entry, int(result))  # else renewed meanwhile: the answer is about the past
 
-    def _settle(self, entry: _Entry, result: int) -> None:
+    def _settle(self, entry: _PublishCall, result: int) -> None:
         was_lost, self._is_lost = self._is_lost, result in (_LOST, _LATE)
         if result == entry.after.blocks:
             self._in_flight, self._written = None, entry.after
@@ -269,7 +269,7 @@ class BlockEventPublisher:
             self.counters.gaps += 1
             _log.warning("index lost in Redis, publishing again", extra={"fields": {"worker": self._worker}})
 
-    def _burn(self, entry: _Entry) -> None:
+    def _burn(self, entry: _PublishCall) -> None:
         """Never use this sequence number again: the entry may be in the stream."""
         self._written = self._written._replace(seq=entry.after.seq)
 

@@ -52,7 +52,7 @@ class LeaseRow:
 
 
 @dataclass(slots=True)
-class _Entry:
+class _CachedRecord:
     record: WorkerRecord
     raw: bytes
     beat: int
@@ -69,7 +69,7 @@ class LeaseBook:
 
     def __init__(self, lease_s: float = LEASE_S) -> None:
         self._lease_s = lease_s
-        self._entries: dict[WorkerId, _Entry] = {}
+        self._entries: dict[WorkerId, _CachedRecord] = {}
         self._ended: dict[tuple[WorkerId, int], int] = {}
         """Last beat of each incarnation that lapsed, left, was replaced or cannot be read."""
         self._claims: dict[WorkerId, tuple[int, int]] = {}  # incarnation and beat of rows that contradict what is known
@@ -135,11 +135,11 @@ class LeaseBook:
             self._end(member, entry.record.incarnation, entry.beat)
         self._ended.pop((member, row.incarnation), None)
         self._claims.pop(member, None)
-        self._entries[member] = _Entry(record, row.record, row.beat, now_s)
+        self._entries[member] = _CachedRecord(record, row.record, row.beat, now_s)
         return True
 
     @staticmethod
-    def _amend(entry: _Entry, row: LeaseRow) -> bool:
+    def _amend(entry: _CachedRecord, row: LeaseRow) -> bool:
         """Take in a changed record of the same incarnation; an unreadable one changes nothing."""
         entry.raw = row.record
         try:

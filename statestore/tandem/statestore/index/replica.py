@@ -201,7 +201,7 @@ class IndexReplica:
         follower.must_read, follower.behind_at = False, -1
         if last and last[0][1].get(b"k") != follower.at.check():
             self.counters.mismatches += 1
-            self._distrust(follower)
+            self._schedule_resync(follower)
 
     def _show(self, follower: _Follower, bit: int) -> None:
         if follower.bit is not None:
@@ -209,7 +209,7 @@ class IndexReplica:
         self._table.go_live(bit, follower.worker)
         follower.bit = bit
 
-    def _distrust(self, follower: _Follower) -> None:
+    def _schedule_resync(self, follower: _Follower) -> None:
         """An entry was missed: read the whole set again, soon at first, then ever later until a check succeeds."""
         follower.must_read = True
         follower.read_at_s = self._clock.now_s() + follower.delay_s
@@ -244,7 +244,7 @@ class IndexReplica:
         entry = _entry(fields)
         if entry is None:
             self.counters.unreadable += 1
-            self._distrust(follower)
+            self._schedule_resync(follower)
             return
         if entry.is_reset:
             self._show(follower, self._table.open_slot())
@@ -253,7 +253,7 @@ class IndexReplica:
             _, blocks, digest = follower.at
         else:
             self.counters.gaps += 1
-            self._distrust(follower)
+            self._schedule_resync(follower)
             return
         stored, removed = entry.stored, entry.removed
         assert follower.bit is not None
@@ -264,7 +264,7 @@ class IndexReplica:
         self.counters.events += 1
         if entry.check != follower.at.check():
             self.counters.mismatches += 1
-            self._distrust(follower)
+            self._schedule_resync(follower)
 
     # ---- heartbeats
 
@@ -291,11 +291,11 @@ class IndexReplica:
             follower.delay_s, follower.behind_at = _FIRST_DELAY_S, -1
         elif said.seq == follower.at.seq:
             self.counters.mismatches += 1
-            self._distrust(follower)
+            self._schedule_resync(follower)
         elif said.seq > follower.at.seq:
             if follower.behind_at == follower.at.seq:  # no step further since the last check
                 self.counters.gaps += 1
-                self._distrust(follower)
+                self._schedule_resync(follower)
             follower.behind_at = follower.at.seq
 
 

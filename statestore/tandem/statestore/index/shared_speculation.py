@@ -43,7 +43,7 @@ _HEAD: Final = struct.Struct("<Q")
 _NEWS: Final = struct.Struct("<BBBQH")
 
 
-class Kind(IntEnum):
+class HintKind(IntEnum):
     """News of a prompt: sent to a worker, computed there, or not to be computed there any more."""
 
     SENT = 0
@@ -55,7 +55,7 @@ class Kind(IntEnum):
 class News:
     """One prompt at one worker. `incarnation` and `hashes` matter for SENT alone."""
 
-    kind: Kind
+    kind: HintKind
     request: str
     worker: WorkerId
     incarnation: Incarnation = _NOBODY
@@ -92,18 +92,18 @@ class SharedSpeculation(Speculation):
         """As `Speculation`; also published to the others."""
         super().expect(request, worker, incarnation, hashes)
         if hashes and not self._may_be_silent():
-            self._note(News(Kind.SENT, request, worker, incarnation, hashes[:MAX_TOLD_BLOCKS]))
+            self._note(News(HintKind.SENT, request, worker, incarnation, hashes[:MAX_TOLD_BLOCKS]))
             self._remember((request, worker))
             self.told += 1
             self._is_urgent.set()
 
     def settle(self, request: str, worker: WorkerId) -> bool:
         """As `Speculation`; also published to the others."""
-        return self._over(Kind.SETTLED, request, worker, super().settle(request, worker))
+        return self._over(HintKind.SETTLED, request, worker, super().settle(request, worker))
 
     def withdraw(self, request: str, worker: WorkerId) -> bool:
         """As `Speculation`; also published to the others."""
-        return self._over(Kind.WITHDRAWN, request, worker, super().withdraw(request, worker))
+        return self._over(HintKind.WITHDRAWN, request, worker, super().withdraw(request, worker))
 
     async def run(self) -> None:
         """Publish and listen until cancelled; survives outages."""
@@ -118,15 +118,15 @@ class SharedSpeculation(Speculation):
             return
         for news in every:
             key = (f"{router}/{news.request}", news.worker)
-            if news.kind is Kind.SENT:
+            if news.kind is HintKind.SENT:
                 self.heard += 1
                 self._expect(self._heard, key, news.incarnation, news.hashes)
-            elif news.kind is Kind.SETTLED:
+            elif news.kind is HintKind.SETTLED:
                 self._settle(self._heard, key)
             else:
                 self._withdraw(self._heard, key)
 
-    def _over(self, kind: Kind, request: str, worker: WorkerId, was_pending: bool) -> bool:
+    def _over(self, kind: HintKind, request: str, worker: WorkerId, was_pending: bool) -> bool:
         if self._open.pop((request, worker), None) is not None:
             self._note(News(kind, request, worker))
         return was_pending
@@ -228,7 +228,7 @@ def _news(message: bytes, at: int) -> Iterator[News]:
         if at > len(message):
             raise ValueError("cut short")
         yield News(
-            Kind(kind),
+            HintKind(kind),
             message[ids : ids + request_bytes].decode(),
             WorkerId(message[ids + request_bytes : blocks].decode()),
             Incarnation(incarnation),

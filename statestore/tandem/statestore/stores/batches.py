@@ -15,7 +15,7 @@ from tandem.core.batch import BatchRecord, FileRecord, batch_from_json, to_json
 from tandem.core.ids import Incarnation
 from tandem.statestore.connection import OUTAGE, no_answer
 from tandem.statestore.keys import Keys
-from tandem.statestore.stores.record_store import Shelf
+from tandem.statestore.stores.record_store import RecordStore
 from tandem.statestore.stores.usage import USAGE_LUA, charge_of
 
 _AT_ONCE: Final = 100
@@ -110,7 +110,7 @@ class BatchStore:
     def __init__(self, redis: Redis, keys: Keys) -> None:
         self._redis: Any = redis  # its stubs mix plain and awaitable results
         self._keys = keys
-        self._shelf = Shelf(
+        self._shelf = RecordStore(
             redis=redis,
             records=keys.batches,
             due=keys.batches_due,

@@ -16,7 +16,7 @@ from tandem.core.desired import (
     DRAIN_DEADLINE_S,
     MAX_WORKERS,
     DesiredState,
-    Member,
+    DesiredWorker,
     Pool,
     Revision,
     Rollout,
@@ -214,13 +214,13 @@ def _as_pool(raw: object) -> Pool:
     return Pool(**{**known, "role": RoleName(known["role"])})
 
 
-def _as_member(raw: object) -> Member:
+def _as_member(raw: object) -> DesiredWorker:
     """Records of earlier releases have no deadline of a member."""
     own_s = raw.get("drain_deadline_s") if isinstance(raw, dict) else None
     rest = {name: value for name, value in raw.items() if name != "drain_deadline_s"} if isinstance(raw, dict) else raw
     known = _typed(rest, {"worker_id": str, "pool": str, "role": str, "is_cordoned": bool, "restart_generation": int,
                          "revision": str})  # fmt: skip
-    return Member(
+    return DesiredWorker(
         **{**known, "worker_id": WorkerId(known["worker_id"]), "role": RoleName(known["role"])},
         drain_deadline_s=None if own_s is None else _seconds(own_s),
     )

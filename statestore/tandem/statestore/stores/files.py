@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 from tandem.core.batch import FileRecord, file_from_json, to_json
 from tandem.statestore.connection import OUTAGE, no_answer
 from tandem.statestore.keys import Keys
-from tandem.statestore.stores.record_store import Shelf
+from tandem.statestore.stores.record_store import RecordStore
 from tandem.statestore.stores.usage import USAGE_LUA, charge_of
 
 UPLOAD_S: Final = 86_400
@@ -42,7 +42,7 @@ class FileStore:
     def __init__(self, redis: Redis, keys: Keys) -> None:
         self._redis: Any = redis  # its stubs mix plain and awaitable results
         self._keys = keys
-        self._shelf = Shelf(
+        self._shelf = RecordStore(
             redis=redis,
             records=keys.files,
             due=keys.files_due,

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from redis.asyncio import Redis
 
-from tandem.core.demand import Demand, Heard
+from tandem.core.demand import Demand, RouterDemand
 from tandem.core.ids import RouterId
 from tandem.statestore.connection import OUTAGE, no_answer
 from tandem.statestore.keys import Keys
@@ -59,7 +59,7 @@ class PlanningStore:
         except OUTAGE as error:
             raise no_answer(error) from error
 
-    async def heard(self) -> list[Heard]:
+    async def heard(self) -> list[RouterDemand]:
         """Return every router's report within STALE_S, by name; older ones are forgotten, unreadable ones left out."""
         try:
             async with self._redis.pipeline(transaction=False) as pipeline:
@@ -94,14 +94,14 @@ class PlanningStore:
         return found if isinstance(found, dict) else None
 
 
-def _heard(router: bytes, value: bytes, now_s: float) -> Heard | None:
+def _heard(router: bytes, value: bytes, now_s: float) -> RouterDemand | None:
     """None if it is old, or cannot be read."""
     try:
         micros, _, text = value.partition(b" ")
         age_s = max(0.0, now_s - int(micros) / 1e6)
         if age_s > STALE_S:
             return None
-        return Heard(router=RouterId(router.decode()), age_s=age_s, demand=Demand.from_json(text))
+        return RouterDemand(router=RouterId(router.decode()), age_s=age_s, demand=Demand.from_json(text))
     except ValueError as error:
         _log.warning("what a router saw is not readable", extra={"fields": {"why": str(error)[:200]}})
         return None

@@ -29,7 +29,7 @@ R = TypeVar("R", BatchRecord, FileRecord)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shelf(Generic[R]):
+class RecordStore(Generic[R]):
     """`records`: key of the hash, id → text; `due`: of the set, id → second in which it may be forgotten; `listing`: of
     a tenant's set, id → second of creation; `parse`: decodes a text, ValueError if it cannot be read; `charges`,
     `charged`: the bytes that it counts as, see `usage`.

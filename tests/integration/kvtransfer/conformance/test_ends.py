@@ -16,7 +16,7 @@ from tandem.core.errors import TransferError
 from tandem.core.ids import BlockId, GroupId, Incarnation
 from tandem.core.kv_layout import KVGroupSpec
 from tandem.core.secret import ClusterSecret
-from tandem.kvtransfer.events import Failed, Quiesced, SendFailed, Sent, Verified
+from tandem.kvtransfer.events import Failed, Quiesced, SendCompleted, SendFailed, Verified
 
 G0, G1 = GroupId(0), GroupId(1)
 SLACK = 6  # descriptors and threads that gRPC keeps for itself come and go; a leak would be one a transfer or more
@@ -51,7 +51,7 @@ def test_one_group_pushed_by_layer_groups_is_bit_exact(rig: Any) -> None:
     verified = target.event()
     assert (type(verified), verified.transfer, verified.bytes) == (Verified, ticket.transfer, size)
     assert verified.last_wire_s > 0
-    assert source.event() == Sent(transfer=ticket.transfer, bytes=size)
+    assert source.event() == SendCompleted(transfer=ticket.transfer, bytes=size)
     for here, there in zip([5, 6, 7, 63], [9, 3, 4, 30], strict=True):
         assert target.block(0, there) == source.block(0, here)
     step = rig.DENSE.block_bytes()
@@ -123,7 +123,7 @@ def test_any_split_of_heads_arrives_bit_exact(rig: Any, source_tp: int, dest_tp:
     for side in targets:
         assert isinstance(side.event(), Verified)
         assert side.memory == side.share
-    assert all(isinstance(side.event(), Sent) for side in sources)
+    assert all(isinstance(side.event(), SendCompleted) for side in sources)
 
 
 def test_a_slow_receiver_holds_the_sender_back(rig: Any, wait_until: WaitUntil) -> None:
@@ -137,7 +137,7 @@ def test_a_slow_receiver_holds_the_sender_back(rig: Any, wait_until: WaitUntil) 
     assert target.image()[G0] == bytes(len(target.memory[G0]))
     target.pools[G0].write_gate.set()
     assert isinstance(target.event(), Verified)
-    assert isinstance(source.event(), Sent)
+    assert isinstance(source.event(), SendCompleted)
     assert target.image() == source.image()
 
 
@@ -223,7 +223,7 @@ def test_a_source_that_cannot_be_read_fails_its_transfer_alone(rig: Any) -> None
     sender.open(after)
     sender.push(after.transfer, G0, ids(range(8)), ids(range(8)), range(4))
     sender.finish(after.transfer)
-    assert isinstance(source.event(), Sent)
+    assert isinstance(source.event(), SendCompleted)
 
 
 def test_a_stranger_s_secret_is_refused(rig: Any) -> None:
@@ -262,7 +262,7 @@ def test_closing_the_receiver_fails_both_ends_and_a_new_one_is_found(rig: Any) -
     sender.open(ticket)
     sender.push(ticket.transfer, G0, ids(range(8)), ids(range(8)), range(4))
     sender.finish(ticket.transfer)
-    assert isinstance(source.event(), Sent)
+    assert isinstance(source.event(), SendCompleted)
 
 
 def test_closing_a_sender_that_is_held_back_does_not_hang(rig: Any, wait_until: WaitUntil) -> None:
@@ -300,7 +300,7 @@ def test_tickets_of_another_incarnation_are_not_opened(rig: Any) -> None:
     sender.open(fresh)
     sender.push(fresh.transfer, G0, ids(range(8)), ids(range(8)), range(4))
     sender.finish(fresh.transfer)
-    assert isinstance(source.event(), Sent)
+    assert isinstance(source.event(), SendCompleted)
 
 
 def test_a_receiver_s_new_incarnation_refuses_the_old_pushes(rig: Any) -> None:
@@ -331,7 +331,7 @@ def test_a_ticket_with_nothing_to_send_is_sent(rig: Any) -> None:
     source, target, sender, _receiver, ticket = begin(rig, {0: []})
     assert isinstance(target.event(), Verified)
     sender.finish(ticket.transfer)
-    assert isinstance(source.event(), Sent)
+    assert isinstance(source.event(), SendCompleted)
 
 
 @pytest.mark.drawn(2)
@@ -355,7 +355,7 @@ def test_two_thousand_transfers_leave_no_memory_descriptor_or_thread_behind(rig:
             sender.finish(ticket.transfer)
             assert isinstance(target.event(), Verified)
             receiver.admit(ticket.transfer)
-            assert isinstance(source.event(), Sent)
+            assert isinstance(source.event(), SendCompleted)
             assert all(target.block(0, b) == source.block(0, b) for b in blocks)
         if number in (200, 1999):
             usage.append((process.num_fds(), threading.active_count(), process.memory_info().rss))
@@ -384,7 +384,7 @@ def test_closed_ends_give_everything_back(rig: Any, wait_until: WaitUntil) -> No
         source, _target, sender, receiver, ticket = begin(rig)
         sender.push(ticket.transfer, G0, ids(range(8)), ids(range(8)), range(4))
         sender.finish(ticket.transfer)
-        assert isinstance(source.event(), Sent)
+        assert isinstance(source.event(), SendCompleted)
         sender.close()
         receiver.close()
         usage.append((process.num_fds(), threading.active_count()))

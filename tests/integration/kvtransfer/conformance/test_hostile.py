@@ -15,13 +15,13 @@ import pytest
 from tandem.core.errors import TransferError
 from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, Rank, TransferId, WorkerId
 from tandem.core.secret import ANSWER_BYTES, NONCE_BYTES
-from tandem.kvtransfer.events import Failed, SendFailed, Sent, Verified
+from tandem.kvtransfer.events import Failed, SendCompleted, SendFailed, Verified
 from tandem.kvtransfer.frame import (
     HEADER_BYTES,
     MAX_FRAME_BLOCKS,
     Frame,
     FrameKind,
-    Reply,
+    FrameReply,
     ReplyKind,
     encode,
 )
@@ -231,10 +231,10 @@ def test_a_receiver_says_nothing_of_another_s_transfer(
     ticket, bait = rig.ticket(honest.endpoints()), rig.ticket(hostile.endpoints(), receiver=WorkerId("d1"))
     honest.expect(ticket)
 
-    def accept(frame: Frame, *_: Any) -> Reply:
+    def accept(frame: Frame, *_: Any) -> FrameReply:
         if frame.kind is FrameKind.FINISH:
-            return Reply(kind=ReplyKind.FAIL, transfer=bait.transfer, attempt=bait.attempt, reason="my own")
-        return Reply(kind=kind, transfer=ticket.transfer, attempt=ticket.attempt, reason="not mine")
+            return FrameReply(kind=ReplyKind.FAIL, transfer=bait.transfer, attempt=bait.attempt, reason="my own")
+        return FrameReply(kind=kind, transfer=ticket.transfer, attempt=ticket.attempt, reason="not mine")
 
     monkeypatch.setattr(hostile._intake, "accept", accept)
     sender.open(ticket)
@@ -244,7 +244,7 @@ def test_a_receiver_says_nothing_of_another_s_transfer(
     assert sender._find(ticket.transfer).outgoing._waiting == {0}
     push_all(sender, ticket)
     assert isinstance(target.event(), Verified)
-    assert isinstance(source.event(), Sent)
+    assert isinstance(source.event(), SendCompleted)
 
 
 def test_a_stray_client_of_the_shm_socket_gets_nothing(any_rig: Any) -> None:
@@ -267,7 +267,7 @@ def test_a_stray_client_of_the_shm_socket_gets_nothing(any_rig: Any) -> None:
     blocks = tuple(BlockId(b) for b in range(8))
     sender.push(ticket.transfer, G0, blocks, blocks, range(4))
     sender.finish(ticket.transfer)
-    assert isinstance(source.event(), Sent)
+    assert isinstance(source.event(), SendCompleted)
 
 
 def test_a_receiver_that_does_not_know_the_secret_gets_nothing(any_rig: Any) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tandem.core.ids import BlockId, GroupId
-from tandem.kvtransfer.events import Failed, Quiesced, SendFailed, Sent, Verified
+from tandem.kvtransfer.events import Failed, Quiesced, SendCompleted, SendFailed, Verified
 from tandem.kvtransfer.ticket import Ticket
 
 TicketJson = Callable[[Ticket], dict[str, Any]]
@@ -139,7 +139,7 @@ def test_a_receiver_stopped_in_the_middle_of_a_copy_lets_the_sender_go_at_once(
         outcome = source.event()
         assert isinstance(outcome, Quiesced | SendFailed)
         read = source.pools[G0].bytes_read
-        assert not any(isinstance(late, Sent) for late in outcomes(source))
+        assert not any(isinstance(late, SendCompleted) for late in outcomes(source))
     finally:
         peer.process.send_signal(signal.SIGCONT)
     peer.command("go")

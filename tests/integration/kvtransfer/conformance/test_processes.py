@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tandem.core.ids import BlockId, GroupId
-from tandem.kvtransfer.events import Failed, SendFailed, Sent, Verified
+from tandem.kvtransfer.events import Failed, SendCompleted, SendFailed, Verified
 from tandem.kvtransfer.ticket import Ticket
 
 TicketJson = Callable[[Ticket], dict[str, Any]]
@@ -38,7 +38,7 @@ def test_a_push_to_another_process_is_bit_exact(rig: Any, ticket_json: TicketJso
             sender.push(ticket.transfer, G0, tuple(map(BlockId, src)), tuple(map(BlockId, dst)), layers)
         sender.finish(ticket.transfer)
         assert read_past(peer, "writing")["event"] == "Verified"
-        assert isinstance(source.event(), Sent)
+        assert isinstance(source.event(), SendCompleted)
         for here, there in zip(src, dst, strict=True):
             expected[there * step : (there + 1) * step] = source.block(0, here)
     peer.command("digest")

@@ -11,7 +11,7 @@ import pytest
 
 from tandem.core.ids import Attempt, BlockId, GroupId
 from tandem.core.metric_names import KV_CHECKSUM_FAILURES
-from tandem.kvtransfer.events import Failed, Quiesced, SendFailed, Sent, Verified
+from tandem.kvtransfer.events import Failed, Quiesced, SendCompleted, SendFailed, Verified
 from tandem.kvtransfer.frame import Frame, FrameKind
 
 G0 = GroupId(0)
@@ -84,7 +84,7 @@ def test_a_lost_frame_fails_both_ends(rig: Any, number: int, monkeypatch: pytest
 def test_doubled_frames_change_nothing(rig: Any, monkeypatch: pytest.MonkeyPatch, wait_until: Any) -> None:
     source, target, receiver = move(rig, lambda frame, payload: [(frame, payload)] * 2, monkeypatch)
     assert isinstance(target.event(), Verified)
-    assert isinstance(source.event(), Sent)
+    assert isinstance(source.event(), SendCompleted)
     assert target.image() == source.image()
     wait_until(lambda: receiver.counters()["dropped_duplicate"] >= 63)  # the last may still wait in another socket
     assert target.events.empty()
@@ -94,7 +94,7 @@ def test_doubled_frames_change_nothing(rig: Any, monkeypatch: pytest.MonkeyPatch
 def test_frames_in_any_order_arrive(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     source, target, _receiver = move(rig, Reversed(finish_first=False), monkeypatch)
     assert isinstance(target.event(), Verified)
-    assert isinstance(source.event(), Sent)
+    assert isinstance(source.event(), SendCompleted)
     assert target.image() == source.image()
 
 
@@ -103,7 +103,7 @@ def test_a_finish_that_overtakes_data_is_never_a_wrong_success(rig: Any, monkeyp
     outcome = target.event()
     if isinstance(outcome, Verified):  # over several sockets the last frame may still have won
         assert rig.transport == "tcp"
-        assert isinstance(source.event(), Sent)
+        assert isinstance(source.event(), SendCompleted)
         assert target.image() == source.image()
     else:
         assert "cells missing" in outcome.reason
@@ -189,7 +189,7 @@ def test_late_frames_of_an_old_attempt_are_dropped(rig: Any, monkeypatch: pytest
     assert isinstance(target.event(), Verified)
     sender.open(barrier)
     sender.finish(barrier.transfer)
-    assert isinstance(source.event(), Sent)
+    assert isinstance(source.event(), SendCompleted)
     held_then = len(held)
     receiver.cancel(first.transfer)
     sender.cancel(first.transfer)
@@ -197,7 +197,7 @@ def test_late_frames_of_an_old_attempt_are_dropped(rig: Any, monkeypatch: pytest
     source.memory[G0][:] = random.Random(8).randbytes(len(source.memory[G0]))  # its blocks belong to others now
     push(rig, sender, receiver, rig.ticket(receiver.endpoints(), {0: BLOCKS}, attempt=Attempt(2)))
     assert isinstance(target.event(), Verified)
-    assert isinstance(source.event(), Sent)
+    assert isinstance(source.event(), SendCompleted)
     assert held_then == 10
     assert target.image() == source.image()
     assert receiver.counters()["dropped_fenced"] >= 10
@@ -235,7 +235,7 @@ def test_a_bit_flipped_on_the_network_is_never_a_wrong_success(wired_rig: Any, s
     sender.push(warm_up.transfer, G0, BLOCKS[:1], BLOCKS[:1], range(4))
     sender.finish(warm_up.transfer)
     assert isinstance(target.event(), Verified)
-    assert isinstance(source.event(), Sent)
+    assert isinstance(source.event(), SendCompleted)
     to_receiver = seed % 3 != 0
     proxy.flip(to_receiver=to_receiver, after_bytes=order.randrange(len(target.memory[G0]) if to_receiver else 100))
     ticket = rig.ticket([proxy.endpoint], {0: BLOCKS})
@@ -249,7 +249,7 @@ def test_a_bit_flipped_on_the_network_is_never_a_wrong_success(wired_rig: Any, s
         receiver.cancel(ticket.transfer)
     if isinstance(received, Verified):
         assert target.image() == source.image()
-    if isinstance(said, Sent):
+    if isinstance(said, SendCompleted):
         assert isinstance(received, Verified)
     assert target.events.empty()
 
@@ -269,5 +269,5 @@ def test_a_cut_network_fails_both_ends_and_a_new_link_works(wired_rig: Any) -> N
     again = rig.ticket([proxy.endpoint], {0: BLOCKS}, attempt=Attempt(2))
     push(rig, sender, receiver, again)
     assert isinstance(target.event(), Verified)
-    assert isinstance(source.event(), Sent)
+    assert isinstance(source.event(), SendCompleted)
     assert target.image() == source.image()

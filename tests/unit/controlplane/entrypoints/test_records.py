@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tandem.controlplane.entrypoints.records import Pod, Seat, check_worker, router_config, with_password, worker_config
+from tandem.controlplane.entrypoints.records import (
+    PodIdentity,
+    WorkerPodRecord,
+    check_worker,
+    router_config,
+    with_password,
+    worker_config,
+)
 from tandem.core.config import ClusterConfig, ModelSection, RedisSection, RoleSection, RouterSection, WorkerSection
 from tandem.core.errors import ConfigError, ModelError
 from tandem.core.lifecycle import RoleName
@@ -18,15 +25,15 @@ CONFIG = ClusterConfig(
     router=RouterSection(host="0.0.0.0", port=8000),
     worker=WorkerSection(engine="sim"),
 )
-SEAT = Seat(pool="decode", role=RoleName.DECODE, host="10.1.2.3", cpus=6)
+SEAT = WorkerPodRecord(pool="decode", role=RoleName.DECODE, host="10.1.2.3", cpus=6)
 
 
 @pytest.fixture
-def pod(tmp_path: Path) -> Pod:
-    return Pod(name="pod-a", folder=tmp_path, secret_file=tmp_path / "secret", redis_password="p/w@rd")
+def pod(tmp_path: Path) -> PodIdentity:
+    return PodIdentity(name="pod-a", folder=tmp_path, secret_file=tmp_path / "secret", redis_password="p/w@rd")
 
 
-def test_a_worker_is_its_pod(pod: Pod) -> None:
+def test_a_worker_is_its_pod(pod: PodIdentity) -> None:
     found = worker_config(CONFIG, pod, replace(SEAT, revision="r7"))
     assert (found.cluster, found.worker_id, found.pool, found.role) == ("serving", "pod-a", "decode", "decode")
     assert (found.host, found.port, found.revision) == ("10.1.2.3", 7000, "r7")
@@ -41,7 +48,7 @@ def test_cores_are_shared_by_the_ranks_of_this_worker_alone() -> None:
     assert check_worker(replace(CONFIG, worker=WorkerSection(threads=5)), SEAT).threads == 5
 
 
-def test_a_router_knows_the_model_without_its_weights(pod: Pod) -> None:
+def test_a_router_knows_the_model_without_its_weights(pod: PodIdentity) -> None:
     config = replace(CONFIG, worker=WorkerSection(), model=ModelSection(served_names=("tiny",)))
     found = router_config(config, pod, pod.folder / "admin.key")
     assert (found.router_id, found.settings.grpc_port, found.settings.admin_port) == ("pod-a", 8001, 8002)
@@ -49,7 +56,7 @@ def test_a_router_knows_the_model_without_its_weights(pod: Pod) -> None:
     assert Path(found.ready_file).parent == pod.folder
 
 
-def test_a_model_that_is_not_there_is_named(pod: Pod) -> None:
+def test_a_model_that_is_not_there_is_named(pod: PodIdentity) -> None:
     config = replace(CONFIG, model=ModelSection(path="/models/absent"))
     with pytest.raises(ModelError, match="/models/absent"):
         worker_config(config, pod, SEAT)

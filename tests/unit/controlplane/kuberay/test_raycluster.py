@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tandem.controlplane.kuberay.raycluster import GROUP, groups_of, is_autoscaled, node_of, patch_of
-from tandem.controlplane.kuberay.sizing import Group, Node, Resize
+from tandem.controlplane.kuberay.sizing import Group, RayPod, Resize
 
 
 def raycluster(*groups: dict[str, Any]) -> dict[str, Any]:
@@ -45,13 +45,13 @@ def test_an_autoscaler_is_seen() -> None:
 
 def test_a_pod_is_a_node_by_its_address() -> None:
     about = {"name": "a", "labels": {GROUP: "long"}}
-    seen = Node(name="a", group="long", address="10.0.0.7")
+    seen = RayPod(name="a", group="long", address="10.0.0.7")
     assert node_of({"metadata": about, "status": {"phase": "Running", "podIP": "10.0.0.7"}}) == seen
-    assert node_of({"metadata": about}) == Node(name="a", group="long")
+    assert node_of({"metadata": about}) == RayPod(name="a", group="long")
     ending = {"metadata": {**about, "deletionTimestamp": "now"}, "status": {"podIP": "10.0.0.7"}}
-    assert node_of(ending) == Node(name="a", group="long", address="10.0.0.7", is_leaving=True)
+    assert node_of(ending) == RayPod(name="a", group="long", address="10.0.0.7", is_leaving=True)
     failed = {"metadata": about, "status": {"phase": "Failed", "podIP": "10.0.0.7"}}
-    assert node_of(failed) == Node(name="a", group="long", is_leaving=True), "its address may be another one's by now"
+    assert node_of(failed) == RayPod(name="a", group="long", is_leaving=True), "its address may be another one's by now"
     with pytest.raises(ValueError, match="group"):
         node_of({"metadata": {"name": "a"}})
 

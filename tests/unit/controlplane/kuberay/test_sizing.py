@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tandem.controlplane.kuberay.sizing import Group, Node, Occupant, Resize, empty, occupants, resizes
+from tandem.controlplane.kuberay.sizing import Group, Occupant, RayPod, Resize, empty, occupants, resizes
 from tandem.core.desired import DesiredState, Pool
 from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
@@ -12,9 +12,9 @@ from tandem.core.lifecycle import RoleName
 P, D = RoleName.PREFILL, RoleName.DECODE
 
 
-def nodes(group: str, count: int, *, first: int = 0) -> list[Node]:
+def nodes(group: str, count: int, *, first: int = 0) -> list[RayPod]:
     """`a-0` at 10.0.0.a-0, …"""
-    return [Node(name=f"{group}-{n}", group=group, address=f"ip-{group}-{n}") for n in range(first, first + count)]
+    return [RayPod(name=f"{group}-{n}", group=group, address=f"ip-{group}-{n}") for n in range(first, first + count)]
 
 
 def on(*names: str, group: str = "d", is_wanted: bool = True) -> list[Occupant]:
@@ -27,7 +27,7 @@ def waiting(count: int, *, group: str = "d", is_started: bool = True) -> list[Oc
 
 
 def decided(
-    groups: Sequence[Group], there: Sequence[Node], workers: Sequence[Occupant], *, is_settled: bool = True
+    groups: Sequence[Group], there: Sequence[RayPod], workers: Sequence[Occupant], *, is_settled: bool = True
 ) -> dict[str, tuple[int, tuple[str, ...]]]:
     """Return by group: (replicas, pods that are to go). All empty nodes have been empty for long."""
     found = resizes(groups, there, workers, empty(there, workers) if is_settled else ())
@@ -78,7 +78,7 @@ def test_those_that_are_named_stay_named_until_they_are_gone() -> None:
     there = nodes("d", 4)
     named = group(3, named=("d-3", "long-gone"))
     assert decided([named], there, on("d-0", "d-1")) == {"d": (2, ("d-3", "d-2"))}
-    ending = [*there[:3], Node(name="d-3", group="d", address="ip-d-3", is_leaving=True)]
+    ending = [*there[:3], RayPod(name="d-3", group="d", address="ip-d-3", is_leaving=True)]
     assert decided([named], ending, [*on("d-0", "d-1", "d-2"), *waiting(1)]) == {"d": (4, ("d-3",))}
     assert decided([named], there[:3], on("d-0", "d-1", "d-2")) == {}
 
@@ -86,12 +86,12 @@ def test_those_that_are_named_stay_named_until_they_are_gone() -> None:
 def test_a_node_that_is_not_there_yet_is_not_taken_back() -> None:
     """It has no name, and KubeRay would take any."""
     assert decided([group(3)], nodes("d", 2), on("d-0", "d-1")) == {}
-    starting = [*nodes("d", 2), Node(name="d-9", group="d")]
+    starting = [*nodes("d", 2), RayPod(name="d-9", group="d")]
     assert decided([group(3)], starting, on("d-0", "d-1")) == {"d": (2, ("d-9",))}
 
 
 def test_those_that_have_not_started_go_first() -> None:
-    starting = [*nodes("d", 2), Node(name="z-1", group="d")]
+    starting = [*nodes("d", 2), RayPod(name="z-1", group="d")]
     assert decided([group(3)], starting, [*on("d-1"), *waiting(1, is_started=False)]) == {"d": (2, ("z-1",))}
 
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.controlplane.kubernetes.adoption import Adopted, Home, Homes, Sight, adopted, wanted
-from tandem.controlplane.kubernetes.pods import Pod
+from tandem.controlplane.kubernetes.pods import WorkerPod
 from tandem.core.desired import DesiredState, Pool
-from tandem.core.desired_changes import cordoned, flipped, restarted, scaled
+from tandem.core.desired_changes import cordoned, restarted, with_role, with_scale
 from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
 
@@ -32,10 +32,10 @@ def record(prefill: int = 1, decode: int = 2) -> DesiredState:
     return DesiredState(version=1, pools=tuple(pools)).filled()
 
 
-def pod(name: WorkerId, *, leaving: bool = False, victim: bool = False, was_member: bool = False) -> Pod:
+def pod(name: WorkerId, *, leaving: bool = False, victim: bool = False, was_member: bool = False) -> WorkerPod:
     pool = name.split("-")[2]
     role = P if pool == "pre" else D
-    return Pod(
+    return WorkerPod(
         name=name,
         pool=pool,
         role=role,
@@ -46,7 +46,9 @@ def pod(name: WorkerId, *, leaving: bool = False, victim: bool = False, was_memb
     )
 
 
-def sight(pods: Sequence[Pod], *, registered: Mapping[WorkerId, RoleName] | None = None, **replicas: int) -> Sight:
+def sight(
+    pods: Sequence[WorkerPod], *, registered: Mapping[WorkerId, RoleName] | None = None, **replicas: int
+) -> Sight:
     """All pods are registered in the role of the own pool, unless `registered` sets otherwise."""
     said = {each.name: each.role for each in pods} if registered is None else registered
     return Sight(pods=pods, registered=said, replicas=replicas)
@@ -132,16 +134,16 @@ def test_a_record_that_could_serve_nobody_is_not_written() -> None:
 
 
 def test_who_is_wanted_no_more_is_not_taken_for_a_new_one() -> None:
-    after = scaled(FULL, {D: 1}, {})
+    after = with_scale(FULL, {D: 1}, {})
     (left,) = {D_A, D_B} - names(after)
     assert names(follow(after, sight(MEMBERS, dec=2))) == names(after)
     victims = [replace(each, is_victim=each.name == left) for each in MEMBERS]
-    assert names(follow(scaled(after, {D: 2}, {}), sight(victims, dec=1))) == {*names(after), "decode-0"}
+    assert names(follow(with_scale(after, {D: 2}, {}), sight(victims, dec=1))) == {*names(after), "decode-0"}
 
 
 def test_who_is_still_there_takes_a_place_that_becomes_free() -> None:
     """More are wanted after all, and it has not been marked yet: it stays."""
-    after = scaled(scaled(FULL, {D: 1}, {}), {D: 2}, {})
+    after = with_scale(with_scale(FULL, {D: 1}, {}), {D: 2}, {})
     assert names(follow(after, sight(MEMBERS, dec=2))) == {D_A, D_B}
 
 
@@ -164,7 +166,7 @@ def test_a_worker_that_is_to_start_anew_is_replaced_by_another_pod() -> None:
 
 
 def test_the_place_of_one_that_had_flipped_is_filled_from_its_own_deployment_and_flips_again() -> None:
-    state = flipped(FULL, D_B, P)
+    state = with_role(FULL, D_B, P)
     seen = sight(MEMBERS[:2], dec=2)
     waiting = follow(state, seen)
     assert (names(waiting, P), names(waiting)) == ({P_A, "decode-0"}, {D_A})
@@ -183,8 +185,8 @@ def test_a_pool_of_an_autoscaler_is_followed_and_never_led() -> None:
     follow_it = [pod(P_A), pod(D_A), pod(D_C)]
     assert names(follow(FULL, sight(follow_it), BY_HPA)) == {D_A, D_C}
     assert names(follow(FULL, sight(MEMBERS[:2]), BY_HPA)) == {D_A}
-    assert names(follow(scaled(FULL, {D: 5}, {}), sight(MEMBERS), BY_HPA)) == {D_A, D_B}, "nobody can add one"
-    assert names(follow(scaled(FULL, {D: 1}, {}), sight(MEMBERS), BY_HPA)) == {D_A, D_B}, "nor take one away"
+    assert names(follow(with_scale(FULL, {D: 5}, {}), sight(MEMBERS), BY_HPA)) == {D_A, D_B}, "nobody can add one"
+    assert names(follow(with_scale(FULL, {D: 1}, {}), sight(MEMBERS), BY_HPA)) == {D_A, D_B}, "nor take one away"
     seen = sight(MEMBERS)
     told = adopted(restarted(FULL, D_B), seen, BY_HPA)
     assert told.state == FULL
@@ -192,7 +194,7 @@ def test_a_pool_of_an_autoscaler_is_followed_and_never_led() -> None:
 
 
 def test_a_pod_of_no_pool_is_left_alone() -> None:
-    stray = Pod(name=WorkerId("demo-worker-old-1-x"), pool="old", role=D, revision="r0")
+    stray = WorkerPod(name=WorkerId("demo-worker-old-1-x"), pool="old", role=D, revision="r0")
     assert follow(FULL, sight([*MEMBERS, stray])) == FULL
 
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from tandem.controlplane.planner.inputs import Unclear, Watch, loads, split_of, unsettled
-from tandem.controlplane.planner.records import Observation, Rates, Rules, Split
+from tandem.controlplane.planner.records import Observation, Rates, RoleSplit, Rules
 from tandem.core.config import SloSection
-from tandem.core.demand import Asked, Demand, Heard, WorkerSeen
+from tandem.core.demand import Demand, DemandSample, RouterDemand, WorkerSeen
 from tandem.core.desired import DesiredState, Pool
 from tandem.core.desired_changes import WorkerLoad
 from tandem.core.ids import RouterId, WorkerId
@@ -37,28 +37,29 @@ def worker(name: str, role: RoleName, **more: object) -> WorkerSeen:
 BOTH = (worker("prefill-0", PREFILL, prefill_speed=SPEED), worker("decode-0", DECODE))
 
 
-def ask(age_s: float, **more: object) -> Asked:
-    one = Asked(age_s=age_s, prompt_tokens=100, output_tokens=10, has_ended=True, slo="chat")
+def ask(age_s: float, **more: object) -> DemandSample:
+    one = DemandSample(age_s=age_s, prompt_tokens=100, output_tokens=10, has_ended=True, slo="chat")
     return replace(one, **more)  # type: ignore[arg-type]
 
 
 def said(
-    asked: Sequence[Asked] = (), workers: Sequence[WorkerSeen] = BOTH, age_s: float = 0.0, name: str = "router-0",
+    asked: Sequence[DemandSample] = (), workers: Sequence[WorkerSeen] = BOTH, age_s: float = 0.0,
+    name: str = "router-0",
     link_bytes_per_s: float = 0.0,
-) -> Heard:  # fmt: skip
+) -> RouterDemand:  # fmt: skip
     demand = Demand(
         asked=tuple(asked), workers=tuple(workers), promises=CHAT, link_bytes_per_s=link_bytes_per_s
     )  # fmt: skip
-    return Heard(router=RouterId(name), age_s=age_s, demand=demand)
+    return RouterDemand(router=RouterId(name), age_s=age_s, demand=demand)
 
 
-def observe(every: Sequence[Heard], watch: Watch | None = None) -> Observation:
+def observe(every: Sequence[RouterDemand], watch: Watch | None = None) -> Observation:
     found = (watch or Watch(RULES, Rates(), "m")).observe(state(), every, 1000.0)
     assert isinstance(found, Observation), found
     return found
 
 
-def why(every: Sequence[Heard]) -> str:
+def why(every: Sequence[RouterDemand]) -> str:
     found = Watch(RULES, Rates(), "m").observe(state(), every, 1000.0)
     assert isinstance(found, Unclear), found
     return found.reason
@@ -72,7 +73,7 @@ def test_requests_of_all_routers_are_one_load_by_arrival() -> None:
     assert [round(seen.arrival_s, 3) for seen in found.recent] == [948.0, 969.0, 979.0, 988.0, 999.0 - 1.0]
     assert [seen.slo for seen in found.recent].count("") == 1
     assert found.promises == CHAT
-    assert found.split == Split(1, 1)
+    assert found.split == RoleSplit(1, 1)
     assert found.is_settled
 
 
@@ -158,5 +159,5 @@ def test_the_word_of_the_router_that_spoke_last_counts_for_a_worker() -> None:
 
 def test_a_split_is_counted_for_one_model() -> None:
     pools = (*state(2, 3).pools, Pool(name="other", model="n", role=RoleName.MIXED, count=4))
-    assert split_of(DesiredState(version=1, pools=pools), "m") == Split(2, 3)
-    assert split_of(DesiredState(version=1, pools=pools), "n") == Split(0, 0, 4)
+    assert split_of(DesiredState(version=1, pools=pools), "m") == RoleSplit(2, 3)
+    assert split_of(DesiredState(version=1, pools=pools), "n") == RoleSplit(0, 0, 4)

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from tandem.controlplane.planner.hardware import HARDWARE, MODELS, rates
-from tandem.controlplane.planner.offline import Answer, Fleet, Kind, Offer, Search, Wanted
-from tandem.controlplane.planner.records import Rates, Seen, Split
+from tandem.controlplane.planner.offline import Fleet, Offer, PlanResult, PlanTargets, Search, WorkerKind
+from tandem.controlplane.planner.records import ObservedRequest, Rates, RoleSplit
 from tandem.core.config import SloSection
 from tandem.core.prefill_queue import PrefillSpeed
 
@@ -18,32 +18,37 @@ SLOW = Rates(prefill=PrefillSpeed(tokens_per_s=4000.0), decode_step_s=0.02, deco
 FAST = Rates(
     prefill=PrefillSpeed(tokens_per_s=9000.0), decode_step_s=0.012, decode_sequence_s=0.0006, kv_tokens=200_000
 )
-CHEAP, DEAR = Kind(hardware="cheap", tp=1, rates=SLOW, price=1.0), Kind(hardware="dear", tp=2, rates=FAST, price=1.1)
+CHEAP, DEAR = (
+    WorkerKind(hardware="cheap", tp=1, rates=SLOW, price=1.0),
+    WorkerKind(hardware="dear", tp=2, rates=FAST, price=1.1),
+)
 
 
-def linked(kind: Kind, link_bytes_per_s: float, price: float = 0.0) -> Kind:
+def linked(kind: WorkerKind, link_bytes_per_s: float, price: float = 0.0) -> WorkerKind:
     """On a network of such links, with 100 kB of KV a token."""
     rates = replace(kind.rates, kv_token_bytes=100_000, link_bytes_per_s=link_bytes_per_s)
     return replace(kind, rates=rates, price=kind.price + price, network=f"{link_bytes_per_s:g}")
 
 
-def load(rate: float, prompt_tokens: int, output_tokens: int, seed: int, count: int = 120) -> list[Seen]:
+def load(rate: float, prompt_tokens: int, output_tokens: int, seed: int, count: int = 120) -> list[ObservedRequest]:
     dice, at_s, found = random.Random(seed), 0.0, []
     for _ in range(count):
         at_s += dice.expovariate(rate)
         prompt, output = (
             max(1, round(mean * dice.lognormvariate(-0.1, 0.45))) for mean in (prompt_tokens, output_tokens)
         )
-        found.append(Seen(arrival_s=at_s, prompt_tokens=prompt, output_tokens=output))
+        found.append(ObservedRequest(arrival_s=at_s, prompt_tokens=prompt, output_tokens=output))
     return found
 
 
-def wanted(seed: int, rate: float, prompt: int, output: int, accelerators: int = 10) -> Wanted:
+def wanted(seed: int, rate: float, prompt: int, output: int, accelerators: int = 10) -> PlanTargets:
     promises = {"": SloSection(ttft_s=2.0, itl_s=0.05)}
-    return Wanted(requests=load(rate, prompt, output, seed), promises=promises, target=0.9, accelerators=accelerators)
+    return PlanTargets(
+        requests=load(rate, prompt, output, seed), promises=promises, target=0.9, accelerators=accelerators
+    )
 
 
-def every(search: Search, kinds: tuple[Kind, ...], most: int) -> list[Offer]:
+def every(search: Search, kinds: tuple[WorkerKind, ...], most: int) -> list[Offer]:
     """All fleets there are."""
     fleets = [Fleet(decode=kind, decode_count=count) for kind in kinds for count in range(1, most + 1)]
     for prefill, decode, p, d in itertools.product(kinds, kinds, range(1, most), range(1, most)):
@@ -65,7 +70,7 @@ LINKED = tuple(
     [(1, 4.0, 1500, 30), (2, 4.0, 300, 250), (3, 3.0, 1200, 120), (4, 9.0, 600, 60), (5, 1.0, 200, 20)],
 )
 def test_the_answer_is_within_5_percent_of_trying_everything(
-    seed: int, rate: float, prompt: int, output: int, kinds: tuple[Kind, ...]
+    seed: int, rate: float, prompt: int, output: int, kinds: tuple[WorkerKind, ...]
 ) -> None:
     load = wanted(seed, rate, prompt, output)
     answer = Search(load, kinds).run()
@@ -83,11 +88,11 @@ def tried_count(search: Search) -> int:
     return len(search._made)
 
 
-def long_prompts(*kinds: Kind) -> Answer:
+def long_prompts(*kinds: WorkerKind) -> PlanResult:
     """A third of the answers is late where a worker computes between their tokens."""
     promises = {"": SloSection(ttft_s=2.0, itl_s=0.025)}
     return Search(
-        Wanted(requests=load(4.0, 1500, 30, seed=1), promises=promises, target=0.9, accelerators=10), kinds
+        PlanTargets(requests=load(4.0, 1500, 30, seed=1), promises=promises, target=0.9, accelerators=10), kinds
     ).run()  # fmt: skip
 
 
@@ -116,7 +121,7 @@ def test_where_nothing_reaches_the_target_the_nearest_is_said() -> None:
     assert answer.best.fleet.accelerators == 3
 
 
-def ask(accelerators: int = 10) -> Answer:
+def ask(accelerators: int = 10) -> PlanResult:
     return Search(wanted(3, 3.0, 1200, 120, accelerators), (CHEAP, DEAR)).run()
 
 
@@ -124,7 +129,7 @@ def test_neighbours_differ_by_one_worker_and_others_are_of_other_kinds() -> None
     answer = ask()
     best = answer.best.fleet
     for offer in answer.neighbours:
-        change = Split(
+        change = RoleSplit(
             abs(offer.fleet.prefill_count - best.prefill_count), abs(offer.fleet.decode_count - best.decode_count)
         )
         assert max(change.prefill, change.decode) == 1

@@ -13,7 +13,7 @@ from ray.exceptions import ActorDiedError, NodeDiedError, RayTaskError
 from tandem.controlplane.ray import driver, placement
 from tandem.controlplane.ray.driver import Following
 from tandem.controlplane.ray.messages import DriverConfig, Order
-from tandem.controlplane.ray.placement import NoPlaceError, Place
+from tandem.controlplane.ray.placement import NoPlaceError, WorkerPlacement
 from tests.unit.controlplane.ray.orders_rig import ORDER
 
 CONFIG = DriverConfig(cluster="c", address="", secret_file="", place_timeout_s=1.0)
@@ -36,17 +36,17 @@ class Ref:
 
 def ended(monkeypatch: pytest.MonkeyPatch, answer: list[str] | BaseException | None) -> dict[str, Any]:
     """Return the last report of a running worker, from an agent that answers so."""
-    place = Place("c:w:1", None, SimpleNamespace(listen=SimpleNamespace(remote=lambda *_: Ref(answer))))
+    place = WorkerPlacement("c:w:1", None, SimpleNamespace(listen=SimpleNamespace(remote=lambda *_: Ref(answer))))
     said: list[dict[str, Any]] = []
 
-    async def find(prefix: str, wanted: str | None) -> Place:
+    async def find(prefix: str, wanted: str | None) -> WorkerPlacement:
         return place
 
-    async def leave(self: Place) -> None:
+    async def leave(self: WorkerPlacement) -> None:
         said.append({"left": self.name})
 
     monkeypatch.setattr(placement, "find", find)
-    monkeypatch.setattr(Place, "leave", leave)
+    monkeypatch.setattr(WorkerPlacement, "leave", leave)
     asyncio.run(Following("w", ORDER, b"", CONFIG, lambda **report: said.append(report)).run(0))
     assert said[0] == {"left": "c:w:1"}
     assert len(said) == 2
@@ -102,4 +102,4 @@ def test_who_got_no_place_has_lost_none(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_an_agent_of_an_older_release_that_lacks_a_method_answers_nothing() -> None:
     """As with the handle of a real agent, what it lacks is no attribute."""
-    assert asyncio.run(Place("c:w:1", None, SimpleNamespace()).asked("order")) is None
+    assert asyncio.run(WorkerPlacement("c:w:1", None, SimpleNamespace()).asked("order")) is None

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from tandem.controlplane.ray.messages import Charge, from_json, to_json
+from tandem.controlplane.ray.messages import PlacedOrder, from_json, to_json
 from tandem.core.config import WorkerSection
 from tandem.core.errors import ConfigError
 from tandem.core.lifecycle import RoleName
@@ -14,16 +14,16 @@ from tests.unit.controlplane.ray.orders_rig import ORDER
 
 
 def test_a_charge_comes_back_whole_from_one_line() -> None:
-    charge = Charge(order=ORDER, gpus=("0", "GPU-b"), controller_ip="10.0.0.1")
+    charge = PlacedOrder(order=ORDER, gpus=("0", "GPU-b"), controller_ip="10.0.0.1")
     text = to_json(charge)
     assert "\n" not in text
-    assert from_json(text, Charge) == charge
+    assert from_json(text, PlacedOrder) == charge
 
 
 @pytest.mark.parametrize("text", ['{"order": 1}', "[1]", "None", ""])
 def test_what_is_no_charge_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="order"):
-        from_json(text, Charge)
+        from_json(text, PlacedOrder)
 
 
 def test_any_difference_makes_another_digest() -> None:

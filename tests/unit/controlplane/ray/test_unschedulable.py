@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tandem.controlplane.ray.messages import HARDWARE_LABEL
-from tandem.controlplane.ray.unschedulable import Node, shortage
+from tandem.controlplane.ray.unschedulable import RayNodeResources, shortage
 
 
-def node(address: str, hardware: str = "", *, free: dict[str, float], total: dict[str, float] | None = None) -> Node:
+def node(
+    address: str, hardware: str = "", *, free: dict[str, float], total: dict[str, float] | None = None
+) -> RayNodeResources:
     labels = {HARDWARE_LABEL: hardware} if hardware else {}
-    return Node(address=address, labels=labels, total=total or free, free=free)
+    return RayNodeResources(address=address, labels=labels, total=total or free, free=free)
 
 
 FULL = node("a", free={"CPU": 4.0})
@@ -35,5 +37,7 @@ BUSY = node("b", "h100", free={"CPU": 1.0, "GPU": 1.0}, total={"CPU": 8.0, "GPU"
         ([FULL, BUSY], {"GPU": 2.0}, "any", "needs 2 GPU on one node: a has no GPU; b has 1 of 4 GPU free"),
     ],
 )
-def test_what_is_missing_is_named(nodes: list[Node], needs: dict[str, float], hardware: str, said: str) -> None:
+def test_what_is_missing_is_named(
+    nodes: list[RayNodeResources], needs: dict[str, float], hardware: str, said: str
+) -> None:
     assert shortage(nodes, needs, hardware) == said

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tandem.controlplane.simulator.reports import Load, Reports
+from tandem.controlplane.simulator.reports import Reports, SimulatedLoad
 
 
 def _at(reports: Reports, moment_s: float) -> int:
@@ -10,11 +10,11 @@ def _at(reports: Reports, moment_s: float) -> int:
 
 
 def _turn(reports: Reports, now_s: float, tokens: int, *, is_stepping: bool) -> None:
-    reports.turn(now_s, lambda: Load(queued_tokens=tokens), is_stepping=is_stepping)
+    reports.turn(now_s, lambda: SimulatedLoad(queued_tokens=tokens), is_stepping=is_stepping)
 
 
 def test_a_busy_worker_reports_at_the_end_of_a_step() -> None:
-    reports = Reports(Load())
+    reports = Reports(SimulatedLoad())
     _turn(reports, 1.0, 10, is_stepping=True)
     _turn(reports, 1.05, 20, is_stepping=True)  # too soon, and then it computes
     _turn(reports, 1.3, 30, is_stepping=True)
@@ -22,14 +22,14 @@ def test_a_busy_worker_reports_at_the_end_of_a_step() -> None:
 
 
 def test_an_idle_worker_says_a_little_later_what_was_too_soon() -> None:
-    reports = Reports(Load())
+    reports = Reports(SimulatedLoad())
     _turn(reports, 1.0, 10, is_stepping=False)
     _turn(reports, 1.04, 20, is_stepping=False)
     assert [_at(reports, s) for s in (1.05, 1.09, 1.11)] == [10, 10, 20]
 
 
 def test_what_was_not_yet_sent_is_replaced() -> None:
-    reports = Reports(Load())
+    reports = Reports(SimulatedLoad())
     _turn(reports, 1.0, 10, is_stepping=False)
     _turn(reports, 1.04, 20, is_stepping=False)
     _turn(reports, 1.06, 30, is_stepping=True)
@@ -38,7 +38,7 @@ def test_what_was_not_yet_sent_is_replaced() -> None:
 
 
 def test_in_a_stretch_of_equal_steps_reports_go_on() -> None:
-    reports = Reports(Load())
-    reports.turn(1.0, lambda: Load(queued_tokens=7), is_stepping=True, is_stretching=True)
+    reports = Reports(SimulatedLoad())
+    reports.turn(1.0, lambda: SimulatedLoad(queued_tokens=7), is_stepping=True, is_stretching=True)
     sent_s, load = reports.seen(1.56)
     assert (round(sent_s, 9), load.queued_tokens) == (1.5, 7)

@@ -10,10 +10,10 @@ import pytest
 
 from tandem.controlplane.simulator.calibration import Calibration
 from tandem.controlplane.simulator.setup import Setup
-from tandem.controlplane.simulator.simulator import Laboratory, Outcome
+from tandem.controlplane.simulator.simulator import Outcome, Simulator
 from tandem.controlplane.simulator.summary import figures
-from tandem.controlplane.simulator.traces import Trace, TraceRequest
-from tandem.controlplane.simulator.workloads import Conversations, conversations, shared_prompt
+from tandem.controlplane.simulator.traces import RequestLog, TraceRequest
+from tandem.controlplane.simulator.workloads import ConversationWorkload, conversations, shared_prompt
 from tandem.core.config import AdmissionSection, Disaggregation, PolicyName
 from tandem.core.errors import ConfigError
 from tandem.core.ids import WorkerId
@@ -34,7 +34,7 @@ def request(arrival_s: float, prompt_tokens: int, output_tokens: int, *blocks: i
 
 
 def play(setup: Setup, *requests: TraceRequest) -> Outcome:
-    return Laboratory(setup, Trace(name="t", requests=requests)).run()
+    return Simulator(setup, RequestLog(name="t", requests=requests)).run()
 
 
 def pair(**changes: object) -> Setup:
@@ -83,12 +83,12 @@ def busy(**changes: object) -> Setup:
     return Setup(policy=LEAST_LOADED, calibration=calibration, prefill=2, decode=2)
 
 
-def load(count: int = 300, rate: float = 3.0) -> Trace:
-    return conversations(Conversations(requests=count, rate=rate), seed=5)
+def load(count: int = 300, rate: float = 3.0) -> RequestLog:
+    return conversations(ConversationWorkload(requests=count, rate=rate), seed=5)
 
 
 def test_every_request_ends_once_and_nothing_stays_behind() -> None:
-    laboratory = Laboratory(busy(), load())
+    laboratory = Simulator(busy(), load())
     outcome = laboratory.run()
     assert len(outcome.records) == 300
     assert sum(work.requests for work in outcome.work if work.role == "prefill") == 300
@@ -107,14 +107,14 @@ def test_every_request_ends_once_and_nothing_stays_behind() -> None:
 @pytest.mark.parametrize("policy", PolicyName)
 def test_the_same_setup_gives_the_same_answer(policy: PolicyName) -> None:
     setup = dataclasses.replace(busy(), policy=create_policy(policy, Disaggregation.AUTO), queue=QueueRules())
-    first, second = (Laboratory(setup, load()).run() for _ in range(2))
+    first, second = (Simulator(setup, load()).run() for _ in range(2))
     assert first.records == second.records
     assert first.events == second.events
     assert figures(first) == figures(second)
 
 
 def test_moments_of_a_request_are_in_order_and_sums_add_up() -> None:
-    outcome = Laboratory(busy(), load()).run()
+    outcome = Simulator(busy(), load()).run()
     for record in outcome.records:
         assert 0 <= record.wait_s <= record.ttft_s <= record.e2e_s
         assert record.cached_tokens < record.prompt_tokens
@@ -175,7 +175,7 @@ def test_a_hot_prefix_is_even_at_any_load(rate: float) -> None:
     """Eight workers and one system prompt: once all have had one, and with nearly all of its hits."""
     cost = create_policy(PolicyName.COST, Disaggregation.AUTO)
     trace = shared_prompt(requests=1200, rate=rate, shared_tokens=8192, own_tokens=2048, output_tokens=1, seed=1)
-    outcome = Laboratory(Setup(policy=cost, queue=QueueRules(), prefill=8, decode=1), trace).run()
+    outcome = Simulator(Setup(policy=cost, queue=QueueRules(), prefill=8, decode=1), trace).run()
     sent = Counter(record.prefill for record in outcome.records[200:])
     counts = [sent[WorkerId(f"prefill-{number}")] for number in range(8)]
     assert max(counts) <= 1.3 * min(counts)
@@ -186,8 +186,8 @@ def test_a_hot_prefix_is_even_at_any_load(rate: float) -> None:
 def test_an_overload_is_seen() -> None:
     setup = pair()
     trace = shared_prompt(requests=300, rate=1.0, shared_tokens=0, own_tokens=500, output_tokens=5, seed=1)
-    assert figures(Laboratory(setup, trace).run()).waiting_share < 0.05
-    assert figures(Laboratory(setup, trace.scaled(4.0)).run()).waiting_share > 0.3
+    assert figures(Simulator(setup, trace).run()).waiting_share < 0.05
+    assert figures(Simulator(setup, trace.scaled(4.0)).run()).waiting_share > 0.3
 
 
 def test_a_request_that_fits_nowhere_is_an_error() -> None:
@@ -221,7 +221,7 @@ def test_a_decode_worker_without_room_computes_no_prompts_while_prefill_workers_
             policy=create_policy(PolicyName.COST, mode), queue=QueueRules(), admission=AdmissionSection(),
             calibration=small, prefill=3, decode=1,
         )  # fmt: skip
-        outcome = Laboratory(setup, trace).run()
+        outcome = Simulator(setup, trace).run()
         waits_s[mode] = figures(outcome).ttft_p90_s
         computed[mode] = sum(record.prefill == "decode-0" for record in outcome.records)
     assert computed[Disaggregation.AUTO] < 40

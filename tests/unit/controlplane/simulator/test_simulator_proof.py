@@ -10,7 +10,7 @@ from proof.laboratory import virtual
 from proof.laboratory.figures import Served, errors, figures
 from proof.laboratory.real import Idle
 from proof.laboratory.runs import RUNS, SHIFT_S, SHRUNK, part, prompts, shifted
-from tandem.controlplane.simulator.traces import Trace, TraceRequest
+from tandem.controlplane.simulator.traces import RequestLog, TraceRequest
 from tandem.core.config import PolicyName
 
 IDLE = Idle(short_s=64 / 750 + 0.01, long_s=704 / 750 + 0.01, step_s=0.022, kv_tokens=12_000)
@@ -20,7 +20,7 @@ def request(arrival_s: float, prompt_tokens: int, *blocks: int) -> TraceRequest:
     return TraceRequest(arrival_s=arrival_s, prompt_tokens=prompt_tokens, output_tokens=320, blocks=blocks)
 
 
-TRACE = Trace(
+TRACE = RequestLog(
     name="t",
     requests=(
         request(590.0, 512, 1),
@@ -72,7 +72,9 @@ def test_the_laboratory_is_calibrated_by_the_idle_cluster() -> None:
     assert found.rpc_s == pytest.approx(0.005)
     assert found.decode_step_s + found.decode_sequence_s == pytest.approx(0.022)
     assert (found.kv_tokens, found.block_tokens) == (12_000, 16)
-    trace = Trace(name="t", requests=(TraceRequest(arrival_s=0.0, prompt_tokens=64, output_tokens=3),), block_tokens=16)
+    trace = RequestLog(
+        name="t", requests=(TraceRequest(arrival_s=0.0, prompt_tokens=64, output_tokens=3),), block_tokens=16
+    )
     (served,), busy_s = virtual.play(RUNS[0], trace, IDLE)
     assert served.ttft_s == pytest.approx(IDLE.short_s), "an idle request takes what it was measured to take"
     assert sum(busy_s) == pytest.approx(64 / 750)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.controlplane.planner.records import Split
+from tandem.controlplane.planner.records import RoleSplit
 from tandem.controlplane.simulator import plots
 from tandem.controlplane.simulator.calibration import Calibration
 from tandem.controlplane.simulator.sweep import (
@@ -34,7 +34,7 @@ def rows() -> list[SplitRow]:
 
 
 def test_every_split_is_played_and_long_prompts_want_prefill_workers(rows: list[SplitRow]) -> None:
-    assert [row.split for row in rows] == [Split(1, 3), Split(2, 2), Split(3, 1), Split(0, 0, 4)]
+    assert [row.split for row in rows] == [RoleSplit(1, 3), RoleSplit(2, 2), RoleSplit(3, 1), RoleSplit(0, 0, 4)]
     by_split = {str(row.split): row for row in rows}
     assert by_split["3P:1D"].goodput_per_s > by_split["1P:3D"].goodput_per_s
     for row in rows:

@@ -9,9 +9,9 @@ import pytest
 
 from tandem.controlplane.simulator.calibration import Calibration
 from tandem.controlplane.simulator.setup import Setup
-from tandem.controlplane.simulator.simulated_router import Front
-from tandem.controlplane.simulator.simulator import Laboratory
-from tandem.controlplane.simulator.traces import Trace, TraceRequest
+from tandem.controlplane.simulator.simulated_router import SimulatedRouter
+from tandem.controlplane.simulator.simulator import Simulator
+from tandem.controlplane.simulator.traces import RequestLog, TraceRequest
 from tandem.core.config import Disaggregation, PolicyName
 from tandem.router.routing.policies import create_policy
 
@@ -19,7 +19,7 @@ ALLOWED = 0.02
 SEEDS = range(2)
 
 
-def bursts(seed: int, requests: int = 200) -> Trace:
+def bursts(seed: int, requests: int = 200) -> RequestLog:
     """Agents that ask several times at once, within 50 ms, behind a prefix that is new."""
     dice, blocks, at_s = random.Random(seed), count(1), 0.0
     made: list[TraceRequest] = []
@@ -36,13 +36,13 @@ def bursts(seed: int, requests: int = 200) -> Trace:
                     blocks=(*shared, *(next(blocks) for _ in range(-(-own // 512)))),
                 )
             )
-    return Trace(name=f"bursts-{seed}", requests=tuple(sorted(made, key=lambda request: request.arrival_s)))
+    return RequestLog(name=f"bursts-{seed}", requests=tuple(sorted(made, key=lambda request: request.arrival_s)))
 
 
-def hit_rate(trace: Trace, routers: int) -> float:
+def hit_rate(trace: RequestLog, routers: int) -> float:
     policy = create_policy(PolicyName.COST, Disaggregation.AUTO)
     calibration = Calibration(kv_tokens=65_536)
-    records = Laboratory(Setup(policy=policy, prefill=4, decode=4, calibration=calibration, routers=routers), trace)
+    records = Simulator(Setup(policy=policy, prefill=4, decode=4, calibration=calibration, routers=routers), trace)
     outcome = records.run().records
     return sum(record.cached_tokens for record in outcome) / sum(record.prompt_tokens for record in outcome)
 
@@ -56,7 +56,7 @@ def test_bursts_stay_together_whichever_router_gets_them(monkeypatch: pytest.Mon
     print(f"hit rate {one:.4f} with one router, {three:.4f} with three")
     assert one > 0.5
     assert three >= one * (1 - ALLOWED)
-    monkeypatch.setattr(Front, "others", property(lambda self: (), lambda self, others: None))
+    monkeypatch.setattr(SimulatedRouter, "others", property(lambda self: (), lambda self, others: None))
     silent = rates(3)
     print(f"{silent:.4f} if they did not tell each other")
     assert silent < three * 0.95

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tandem.controlplane.simulator import traces
-from tandem.controlplane.simulator.traces import BlockNames, Trace, TraceRequest
-from tandem.controlplane.simulator.workloads import Conversations, conversations, shared_prompt
+from tandem.controlplane.simulator.traces import BlockNames, RequestLog, TraceRequest
+from tandem.controlplane.simulator.workloads import ConversationWorkload, conversations, shared_prompt
 from tandem.core.errors import ConfigError
 
 
@@ -44,7 +44,7 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, name: str, text: str) -> No
 
 
 def test_scaling_moves_arrivals_alone() -> None:
-    trace = conversations(Conversations(requests=50), seed=3)
+    trace = conversations(ConversationWorkload(requests=50), seed=3)
     fast = trace.scaled(4.0)
     assert fast.span_s == pytest.approx(trace.span_s / 4)
     assert [r.prompt_tokens for r in fast.requests] == [r.prompt_tokens for r in trace.requests]
@@ -78,14 +78,14 @@ def test_the_ideal_hit_rate_counts_full_blocks_seen_before() -> None:
         TraceRequest(arrival_s=2, prompt_tokens=1024, output_tokens=1, blocks=(0, 1)),
     )
     # The last token of a prompt is always computed: of the third, one block alone.
-    assert Trace(name="t", requests=requests).ideal_hit_rate() == pytest.approx((1024 + 512) / 3584)
+    assert RequestLog(name="t", requests=requests).ideal_hit_rate() == pytest.approx((1024 + 512) / 3584)
 
 
 def test_made_up_conversations_look_like_mooncakes() -> None:
-    trace = conversations(Conversations(requests=4000), seed=1)
+    trace = conversations(ConversationWorkload(requests=4000), seed=1)
     prompts = [r.prompt_tokens for r in trace.requests]
-    assert trace == conversations(Conversations(requests=4000), seed=1)
-    assert trace != conversations(Conversations(requests=4000), seed=2)
+    assert trace == conversations(ConversationWorkload(requests=4000), seed=1)
+    assert trace != conversations(ConversationWorkload(requests=4000), seed=2)
     assert 9_000 < statistics.mean(prompts) < 15_000
     assert 5_000 < statistics.median(prompts) < 9_000
     assert 0.25 < trace.ideal_hit_rate() < 0.5

@@ -13,7 +13,7 @@ import pytest
 from tandem.controlplane.simulator import worker as virtual
 from tandem.controlplane.simulator.calibration import Calibration
 from tandem.controlplane.simulator.events import EventQueue
-from tandem.controlplane.simulator.simulated_request import Flight
+from tandem.controlplane.simulator.simulated_request import SimulatedRequest
 from tandem.controlplane.simulator.traces import TraceRequest
 from tandem.controlplane.simulator.worker import VirtualWorker
 from tandem.core.block_hash import chain
@@ -124,15 +124,15 @@ class Witness:
     def before_step(self) -> None:
         return
 
-    def decoded(self, flight: Flight) -> None:
+    def decoded(self, flight: SimulatedRequest) -> None:
         flight.first_token_s = self._events.now_s()
 
-    def finished(self, flight: Flight) -> None:
+    def finished(self, flight: SimulatedRequest) -> None:
         assert flight.first_token_s is not None
         self._worker.flights.pop(flight.key)
         self.seen[flight.key] = (flight.first_token_s, self._events.now_s())
 
-    def _unexpected(self, flight: Flight, started_s: float = 0.0) -> None:
+    def _unexpected(self, flight: SimulatedRequest, started_s: float = 0.0) -> None:
         raise AssertionError(f"request {flight.key} is no PREFILL_ONLY one")
 
     began = computed = first_token = _unexpected
@@ -147,12 +147,12 @@ def by_simulator(settings: Calibration, given: Sequence[Case]) -> tuple[dict[str
             arrival_s=case.arrival_s, prompt_tokens=len(case.prompt), output_tokens=case.output_tokens
         )
         plan = Plan(decode=WorkerId("w"), prefill=None, reason="")
-        flight = Flight(
+        flight = SimulatedRequest(
             number=number, request=request, hashes=chain(virtual.ROOT, case.prompt, SIZE), plan=plan,
             prefill=WorkerId("w"), decode=WorkerId("w"),
         )  # fmt: skip
 
-        def submit(flight: Flight = flight) -> None:
+        def submit(flight: SimulatedRequest = flight) -> None:
             worker.flights[flight.key] = flight
             worker.post(partial(worker.add, flight, RequestKind.FULL))
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from tandem.core.errors import ModelError
 from tandem.engine.model_config import read_model_config
 from tandem.engine.runner import ModelRunner
-from tandem.engine.weights import Parameter, Part, Split, load_weights
+from tandem.engine.weights import Parameter, TensorPart, TensorSplit, load_weights
 
 BLOCKS = (24, 40)
 
@@ -67,26 +67,26 @@ def test_logits_are_those_of_the_numbers_that_are_meant(
     torch.testing.assert_close(got, reference_of(plain, tokens).logits, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("split", [Split.WHOLE, Split.ROWS, Split.COLUMNS])
-def test_ranks_read_their_slices_of_numbers_and_scales(split: Split, tmp_path: Path) -> None:
+@pytest.mark.parametrize("split", [TensorSplit.WHOLE, TensorSplit.ROWS, TensorSplit.COLUMNS])
+def test_ranks_read_their_slices_of_numbers_and_scales(split: TensorSplit, tmp_path: Path) -> None:
     numbers, scales = packed(torch.randn(60, 100, generator=torch.Generator().manual_seed(1)))
     save_file({"a": numbers, "a_scale_inv": scales}, tmp_path / "model.safetensors")
     whole, shares = numbers.float() * spread(scales, numbers), []
     for rank in range(2):
         part = Parameter.on_meta(
-            (Part(key="a", rows=60),), columns=100, split=split, dtype=torch.float32, tp_size=2
+            (TensorPart(key="a", rows=60),), columns=100, split=split, dtype=torch.float32, tp_size=2
         )  # fmt: skip
         load_weights(tmp_path, [part], tp_rank=rank, tp_size=2, scale_blocks=BLOCKS)
         shares.append(part.tensor)
-    if split is Split.WHOLE:
+    if split is TensorSplit.WHOLE:
         assert torch.equal(shares[0], whole)
         return
-    assert torch.equal(torch.cat(shares, 0 if split is Split.ROWS else 1), whole)
+    assert torch.equal(torch.cat(shares, 0 if split is TensorSplit.ROWS else 1), whole)
 
 
 def test_scales_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     numbers, scales = packed(torch.ones(60, 100))
-    part = Parameter.on_meta((Part(key="a", rows=60),), columns=100, dtype=torch.float32)
+    part = Parameter.on_meta((TensorPart(key="a", rows=60),), columns=100, dtype=torch.float32)
     save_file({"a": numbers, "a_scale_inv": scales[:2].clone()}, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=r"a in .* cannot be unpacked"):
         load_weights(tmp_path, [part], scale_blocks=BLOCKS)

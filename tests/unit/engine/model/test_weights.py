@@ -19,7 +19,7 @@ from tandem.engine.models.decoder import Decoder
 from tandem.engine.models.mlp import MlpParameters
 from tandem.engine.parallel import SingleRank
 from tandem.engine.runner import ModelRunner
-from tandem.engine.weights import Parameter, Part, Split, load_weights
+from tandem.engine.weights import Parameter, TensorPart, TensorSplit, load_weights
 
 Tensors = dict[str, torch.Tensor]
 
@@ -205,9 +205,9 @@ def test_two_ranks_hold_the_halves_of_every_split_matrix(folder: Path) -> None:
 def test_ranks_beyond_the_kv_heads_share_them(folder: Path) -> None:
     """2 KV heads on 4 ranks: ranks 0 and 1 hold head 0, ranks 2 and 3 head 1."""
     k = load_file(folder / "model.safetensors")["model.layers.0.self_attn.k_proj.weight"]
-    part = (Part(key="model.layers.0.self_attn.k_proj.weight", rows=32, replicas=2),)
+    part = (TensorPart(key="model.layers.0.self_attn.k_proj.weight", rows=32, replicas=2),)
     for rank in range(4):
-        parameter = Parameter.on_meta(part, columns=64, split=Split.ROWS, dtype=torch.float32, tp_size=4)
+        parameter = Parameter.on_meta(part, columns=64, split=TensorSplit.ROWS, dtype=torch.float32, tp_size=4)
         others = [key for key in load_file(folder / "model.safetensors") if key != part[0].key]
         load_weights(folder, [parameter], tp_rank=rank, tp_size=4, ignored_keys=others)
         assert torch.equal(parameter.tensor, k.chunk(2)[rank // 2])
@@ -215,7 +215,9 @@ def test_ranks_beyond_the_kv_heads_share_them(folder: Path) -> None:
 
 def test_uneven_splits_are_refused() -> None:
     with pytest.raises(ValueError, match="63 cannot be split over 2 ranks"):
-        Parameter.on_meta((Part(key="a", rows=63),), columns=8, split=Split.ROWS, dtype=torch.float32, tp_size=2)
+        Parameter.on_meta(
+            (TensorPart(key="a", rows=63),), columns=8, split=TensorSplit.ROWS, dtype=torch.float32, tp_size=2
+        )
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tandem.kernels.expert_mlp import ExpertWeights, Gate, expert_mlp
+from tandem.kernels.expert_mlp import ExpertWeights, GateActivation, expert_mlp
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 8e-3}
-SILU, CLAMPED = Gate(), Gate(kind="clamped", alpha=1.7, limit=1.5)
+SILU, CLAMPED = GateActivation(), GateActivation(kind="clamped", alpha=1.7, limit=1.5)
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,9 @@ def check(x, scores, experts, per_token) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize(("gate", "has_biases"), [(SILU, False), (Gate(kind="gelu_tanh"), False), (CLAMPED, True)])
+@pytest.mark.parametrize(
+    ("gate", "has_biases"), [(SILU, False), (GateActivation(kind="gelu_tanh"), False), (CLAMPED, True)]
+)
 def test_gates_and_biases(make, randn, dtype, gate, has_biases) -> None:
     experts = make(4, 16, 32, dtype=dtype, gate=gate, has_biases=has_biases)
     check(randn(5, 32, dtype=dtype), randn(5, 4), experts, 2)

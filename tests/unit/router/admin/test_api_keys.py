@@ -11,7 +11,7 @@ from tandem.core.api_keys import ApiKey, KeyWish, draw
 from tandem.core.config import Anonymous
 from tandem.router.admin import api_keys
 from tandem.router.admin.api_keys import Keyring
-from tandem.router.tenancy.authenticator import Gate
+from tandem.router.tenancy.authenticator import Authenticator
 
 _, KEY = draw(KeyWish(tenant="a"), 1000)
 
@@ -47,7 +47,7 @@ def test_a_watcher_that_fails_is_begun_again(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(api_keys, "RETRY_S", 0.0)
 
     async def run() -> None:
-        store, gate = Store(), Gate(Anonymous.LOOPBACK, lambda: 1000.0)
+        store, gate = Store(), Authenticator(Anonymous.LOOPBACK, lambda: 1000.0)
         following = asyncio.create_task(Keyring(store, gate, tuple, lambda: 1000.0).follow())
         async with asyncio.timeout(20.0):
             await store.is_told.wait()

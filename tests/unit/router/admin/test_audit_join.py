@@ -9,7 +9,7 @@ import pytest
 
 from tandem.core.holder_keys import subject_of
 from tandem.core.ledger import Holder, HoldKind
-from tandem.router.admin.audit_join import Auditor, Books, Claimed, Hold, Judged, Known, Moving, Verdict
+from tandem.router.admin.audit_join import Auditor, Books, Claimed, Hold, HoldVerdict, Judged, Known, Moving
 
 P, D = 11, 22
 KEY, T = "r#1", 7
@@ -67,14 +67,14 @@ def test_keys_are_read() -> None:
 @pytest.mark.parametrize(
     ("known", "why", "verdict"),
     [
-        ({KEY: KNOWN}, "a request in flight", Verdict.EXPLAINED),
-        ({KEY: replace(KNOWN, router="r2")}, "a request of router r2", Verdict.EXPLAINED),
-        ({KEY: replace(KNOWN, is_in_engine=False)}, "not in the engine", Verdict.SUSPECT),
-        ({KEY: replace(KNOWN, attempt=2)}, "no longer has this attempt", Verdict.SUSPECT),
-        ({}, "knows no such request", Verdict.SUSPECT),
+        ({KEY: KNOWN}, "a request in flight", HoldVerdict.EXPLAINED),
+        ({KEY: replace(KNOWN, router="r2")}, "a request of router r2", HoldVerdict.EXPLAINED),
+        ({KEY: replace(KNOWN, is_in_engine=False)}, "not in the engine", HoldVerdict.SUSPECT),
+        ({KEY: replace(KNOWN, attempt=2)}, "no longer has this attempt", HoldVerdict.SUSPECT),
+        ({}, "knows no such request", HoldVerdict.SUSPECT),
     ],
 )
-def test_a_request_is_explained_by_worker_and_router(known: Any, why: str, verdict: Verdict) -> None:
+def test_a_request_is_explained_by_worker_and_router(known: Any, why: str, verdict: HoldVerdict) -> None:
     (judged,) = judge(books("d0", D, holds=(hold("request", "r#1#0"),), requests=known))
     assert judged.verdict is verdict
     assert why in judged.why
@@ -103,7 +103,7 @@ def test_a_reservation_needs_its_other_half(ours: Any, theirs: Any, why: str) ->
     (judged,) = judge(d(**ours), replace(p(), **theirs))
     assert why in judged.why
     is_explained = why in ("p0 pushes to it", "a hand-over of p0")
-    assert judged.verdict is (Verdict.EXPLAINED if is_explained else Verdict.SUSPECT)
+    assert judged.verdict is (HoldVerdict.EXPLAINED if is_explained else HoldVerdict.SUSPECT)
 
 
 @pytest.mark.parametrize(
@@ -123,14 +123,14 @@ def test_a_push_hold_needs_an_open_transfer(ours: Any, theirs: Any, why: str, is
     sender = replace(p(), holds=(hold("pushing", "r#1/7"),), **ours)
     judged = next(one for one in judge(sender, replace(d(), **theirs)) if one.hold.kind == "pushing")
     assert why in judged.why
-    assert (judged.verdict is Verdict.EXPLAINED) is is_explained
+    assert (judged.verdict is HoldVerdict.EXPLAINED) is is_explained
 
 
 def test_who_did_not_answer_may_know() -> None:
     (judged,) = judge(d(), unanswered=("p0",))
-    assert judged.verdict is Verdict.UNKNOWN
+    assert judged.verdict is HoldVerdict.UNKNOWN
     (judged,) = judge(d())
-    assert judged.verdict is Verdict.SUSPECT, "it is not in the cluster at all"
+    assert judged.verdict is HoldVerdict.SUSPECT, "it is not in the cluster at all"
 
 
 @pytest.mark.parametrize(

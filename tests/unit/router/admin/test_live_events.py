@@ -13,7 +13,7 @@ import pytest
 from tandem.core.clock import ManualClock, MonotonicClock
 from tandem.core.errors import CapacityError, UnavailableError
 from tandem.router.admin.page import live_events
-from tandem.router.admin.page.live_events import LiveDesk, trimmed
+from tandem.router.admin.page.live_events import LiveEvents, trimmed
 from tools.waiting import wait_for_async
 
 
@@ -44,8 +44,8 @@ def test_all_at_first_then_what_has_changed(monkeypatch: pytest.MonkeyPatch) -> 
     still, moving = Section({"a": 1}), Section({"b": 1})
 
     async def run() -> None:
-        desk = LiveDesk({"still": still, "moving": moving}, MonotonicClock())
-        async with aclosing(_of(desk)) as frames:
+        handlers = LiveEvents({"still": still, "moving": moving}, MonotonicClock())
+        async with aclosing(_of(handlers)) as frames:
             assert parsed(await anext(frames)) == {"still": {"a": 1}, "moving": {"b": 1}}
             assert await anext(frames) == b":\n\n", "nothing changed, and the page hears that somebody is there"
             moving.value = {"b": 2}
@@ -58,13 +58,13 @@ def test_however_many_look_it_is_read_once() -> None:
     section, clock = Section({"a": 1}), ManualClock()
 
     async def run() -> None:
-        desk = LiveDesk({"section": section}, clock)
+        handlers = LiveEvents({"section": section}, clock)
         for _ in range(5):
-            async with aclosing(_of(desk)) as frames:
+            async with aclosing(_of(handlers)) as frames:
                 assert parsed(await anext(frames)) == {"section": {"a": 1}}
         assert section.asked == 1
         clock.advance(live_events.LOOK_S)
-        async with aclosing(_of(desk)) as frames:
+        async with aclosing(_of(handlers)) as frames:
             await anext(frames)
         assert section.asked == 2
 
@@ -83,7 +83,7 @@ def test_a_section_that_fails_or_hangs_says_so_and_the_others_go_on() -> None:
     }
 
     async def run() -> None:
-        async with aclosing(_of(LiveDesk(sections, ManualClock(), read_s=0.02))) as frames:
+        async with aclosing(_of(LiveEvents(sections, ManualClock(), read_s=0.02))) as frames:
             said = parsed(await anext(frames))
         assert said["gone"] == {"error": "the store does not answer. Wait."}
         assert said["wrong"] == {"error": "the router failed: RuntimeError"}
@@ -98,13 +98,13 @@ def test_large_clusters_are_shown_less_often(monkeypatch: pytest.MonkeyPatch) ->
     pauses: list[float] = []
 
     async def run() -> None:
-        desk = LiveDesk({"large": Section("x" * 3 * live_events.BYTES_PER_S)}, MonotonicClock())
+        handlers = LiveEvents({"large": Section("x" * 3 * live_events.BYTES_PER_S)}, MonotonicClock())
 
         async def pause(seconds: float) -> None:
             pauses.append(seconds)
 
-        monkeypatch.setattr(desk, "_pause", pause)
-        async with aclosing(_of(desk)) as frames:
+        monkeypatch.setattr(handlers, "_pause", pause)
+        async with aclosing(_of(handlers)) as frames:
             await anext(frames)
             await anext(frames)
         assert pauses[0] == pytest.approx(3, rel=0.01)
@@ -116,25 +116,25 @@ def test_a_stream_ends_with_the_router_and_after_a_while() -> None:
     clock = ManualClock()
 
     async def run() -> None:
-        desk = LiveDesk({"section": Section(1)}, clock)
-        async with aclosing(_of(desk)) as frames:
+        handlers = LiveEvents({"section": Section(1)}, clock)
+        async with aclosing(_of(handlers)) as frames:
             await anext(frames)
             clock.advance(live_events.LIFE_S)
             assert [frame async for frame in frames] == [], "whose key was revoked is not let in again"
-        async with aclosing(_of(desk)) as frames:
+        async with aclosing(_of(handlers)) as frames:
             await anext(frames)
-            desk.end()
+            handlers.end()
             assert [frame async for frame in frames] == []
 
     asyncio.run(run())
 
 
-async def serve(desk: LiveDesk, send: Any, left: asyncio.Event) -> None:
+async def serve(handlers: LiveEvents, send: Any, left: asyncio.Event) -> None:
     async def receive() -> dict[str, Any]:
         await left.wait()
         return {"type": "http.disconnect"}
 
-    await desk.open()({"type": "http", "asgi": {"spec_version": "2.3"}}, receive, send)
+    await handlers.open()({"type": "http", "asgi": {"spec_version": "2.3"}}, receive, send)
 
 
 def test_who_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,10 +147,10 @@ def test_who_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
             await asyncio.Event().wait()
 
     async def run() -> None:
-        desk = LiveDesk({"section": Section(1)}, MonotonicClock())
+        handlers = LiveEvents({"section": Section(1)}, MonotonicClock())
         async with asyncio.timeout(20):
-            await serve(desk, send, asyncio.Event())
-        assert desk.viewers == 0
+            await serve(handlers, send, asyncio.Event())
+        assert handlers.viewers == 0
         assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
 
     asyncio.run(run())
@@ -163,16 +163,16 @@ def test_so_many_may_look_and_one_more_once_one_has_left(monkeypatch: pytest.Mon
         return
 
     async def run() -> None:
-        desk, left = LiveDesk({"section": Section(1)}, MonotonicClock()), asyncio.Event()
+        handlers, left = LiveEvents({"section": Section(1)}, MonotonicClock()), asyncio.Event()
         async with asyncio.TaskGroup() as group:
             for _ in range(2):
-                group.create_task(serve(desk, send, left))
-            await wait_for_async(lambda: desk.viewers == 2)
+                group.create_task(serve(handlers, send, left))
+            await wait_for_async(lambda: handlers.viewers == 2)
             with pytest.raises(CapacityError, match="2 pages look at this router"):
-                desk.open()
+                handlers.open()
             left.set()
-        assert desk.viewers == 0
-        desk.open()
+        assert handlers.viewers == 0
+        handlers.open()
 
     asyncio.run(run())
 
@@ -185,6 +185,6 @@ def test_a_worker_s_line_is_short() -> None:
     }
 
 
-async def _of(desk: LiveDesk) -> AsyncGenerator[bytes, None]:
-    async for frames in desk.frames():
+async def _of(handlers: LiveEvents) -> AsyncGenerator[bytes, None]:
+    async for frames in handlers.frames():
         yield frames

@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from tandem.core import metric_names as names
 from tandem.router.admin import multiprocess_admin
-from tandem.router.admin.multiprocess_admin import Part, added_up, create_parts_admin
-from tandem.router.admin.replicated_settings import POLICY_PATH, SLO_PATH, Orders
+from tandem.router.admin.multiprocess_admin import RouterMember, added_up, create_parts_admin
+from tandem.router.admin.replicated_settings import POLICY_PATH, SLO_PATH, ReplicatedSettings
 from tandem.router.admission import status as admission_status
 
 
@@ -41,7 +41,7 @@ def test_samples_are_added_but_for_what_workers_reported() -> None:
 
 
 def test_the_last_order_for_each_thing_is_kept() -> None:
-    orders = Orders()
+    orders = ReplicatedSettings()
     first, other, last = b'{"slo":"a","ttft_s":1}', b'{"slo":"b"}', b'{"slo":"a","ttft_s":2}'
     for path, body in ((SLO_PATH, first), (POLICY_PATH, b'{"policy":"random"}'), (SLO_PATH, other), (SLO_PATH, last),
                        (POLICY_PATH, b'{"policy":"cost"}')):  # fmt: skip
@@ -80,7 +80,9 @@ def test_a_worker_is_as_the_process_has_it_that_is_worst_off(
 
 def test_every_gauge_of_routers_is_added_but_for_those() -> None:
     """Review each new gauge: is the sum over processes meaningful?"""
-    gauges = {one for one in names.CATALOGUE.values() if one.source is names.Source.ROUTER and one.kind == "gauge"}
+    gauges = {
+        one for one in names.CATALOGUE.values() if one.source is names.MetricSource.ROUTER and one.kind == "gauge"
+    }
     assert gauges - multiprocess_admin._LEAST - multiprocess_admin._MOST == {
         names.ROUTER_IN_FLIGHT, names.ROUTER_PROCESS_UP, names.BATCH_RUNNING, names.WAITING, names.ADMISSION_WAITING,
     }  # fmt: skip
@@ -100,7 +102,7 @@ class Processes:
     def __init__(self) -> None:
         self.asked: list[bytes] = []
 
-    async def part(self, stack: contextlib.AsyncExitStack, name: str, body: bytes | None) -> Part:
+    async def part(self, stack: contextlib.AsyncExitStack, name: str, body: bytes | None) -> RouterMember:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             head = await reader.readuntil(b"\r\n\r\n")
             self.asked.append(head.split(b"\r\n")[0])
@@ -114,7 +116,7 @@ class Processes:
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         await stack.enter_async_context(server)
-        return Part(name, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", 10)
+        return RouterMember(name, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", 10)
 
 
 @contextlib.asynccontextmanager
@@ -122,7 +124,9 @@ async def asking(*bodies: bytes | None) -> AsyncIterator[tuple[httpx.AsyncClient
     processes = Processes()
     async with contextlib.AsyncExitStack() as stack:
         parts = [await processes.part(stack, f"r-{number}", body) for number, body in enumerate(bodies)]
-        made = create_parts_admin("r", 1, lambda: parts, Orders(), admin_key=KEY.encode(), max_body_bytes=LIMIT)
+        made = create_parts_admin(
+            "r", 1, lambda: parts, ReplicatedSettings(), admin_key=KEY.encode(), max_body_bytes=LIMIT
+        )
         transport = httpx.ASGITransport(made)
         yield await stack.enter_async_context(httpx.AsyncClient(transport=transport, base_url="http://r")), processes
 

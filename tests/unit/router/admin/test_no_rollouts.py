@@ -13,7 +13,7 @@ from tandem.core.desired_changes import WorkerLoad
 from tandem.core.errors import ConflictError
 from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
-from tandem.router.admin.scaling_handlers import NewWish, RolloutWish, ScaleWish, ScalingDesk
+from tandem.router.admin.scaling_handlers import NewWish, RolloutWish, ScaleWish, ScalingHandlers
 from tandem.statestore.stores.desired import DesiredStateStore
 
 POOLS = tuple(Pool(name=role.value, model="m", role=role, count=2) for role in (RoleName.PREFILL, RoleName.DECODE))
@@ -28,18 +28,18 @@ async def nobody() -> Mapping[WorkerId, WorkerLoad]:
     return {}
 
 
-def desk(*, has_rollouts: bool) -> ScalingDesk:
+def handlers(*, has_rollouts: bool) -> ScalingHandlers:
     store = cast(DesiredStateStore, Store())
-    return ScalingDesk(store=store, events=None, loads=nobody, has_rollouts=has_rollouts)
+    return ScalingHandlers(store=store, events=None, loads=nobody, has_rollouts=has_rollouts)
 
 
 def test_a_rollout_is_refused_and_says_what_to_do_instead() -> None:
     wish = NewWish(wish=RolloutWish(verb="rollout", step="start", settings={"worker.chunk_tokens": "256"}))
     with pytest.raises(ConflictError, match=r"there are no rollouts here.*helm upgrade"):
-        asyncio.run(desk(has_rollouts=False).propose(wish))
-    assert asyncio.run(desk(has_rollouts=True).propose(wish))["is_changed"]
+        asyncio.run(handlers(has_rollouts=False).propose(wish))
+    assert asyncio.run(handlers(has_rollouts=True).propose(wish))["is_changed"]
 
 
 def test_other_wishes_are_taken() -> None:
     wish = NewWish(wish=ScaleWish(verb="scale", counts={"decode": 3}))
-    assert asyncio.run(desk(has_rollouts=False).propose(wish))["is_changed"]
+    assert asyncio.run(handlers(has_rollouts=False).propose(wish))["is_changed"]

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tandem.router.admin.page.timeseries import SLOT_S, SLOTS, Figures, added_up, curves, quantile
+from tandem.router.admin.page.timeseries import SLOT_S, SLOTS, TimeSeries, added_up, curves, quantile
 from tandem.router.metrics.router import Metrics
 
 
@@ -21,9 +21,9 @@ class Wall:
         self.now_s += SLOT_S
 
 
-def made() -> tuple[Metrics, Wall, Figures]:
+def made() -> tuple[Metrics, Wall, TimeSeries]:
     metrics, wall = Metrics(list, lambda: 0), Wall()
-    return metrics, wall, Figures(metrics, wall)
+    return metrics, wall, TimeSeries(metrics, wall)
 
 
 def test_a_slot_has_what_was_added_in_it() -> None:

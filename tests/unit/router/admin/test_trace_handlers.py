@@ -13,10 +13,10 @@ from tandem.core.errors import NotFoundError
 from tandem.core.ids import RequestId, WorkerId
 from tandem.core.lifecycle import WorkerState
 from tandem.router.admin import trace_handlers
-from tandem.router.admin.trace_handlers import TraceDesk
-from tandem.router.dispatch.inflight_request import Inbox
+from tandem.router.admin.trace_handlers import TraceHandlers
+from tandem.router.dispatch.inflight_request import ArrivalQueue
 from tandem.router.dispatch.spans import spans
-from tandem.router.dispatch.traces import Moment, Trace, TraceBook
+from tandem.router.dispatch.traces import Moment, RequestTrace, TraceBook
 from tandem.router.routing.plan import Plan
 from tandem.rpc.v1 import worker_pb2 as w
 from tests.unit.router.stage import Stage, chunk, in_loop, work
@@ -26,8 +26,8 @@ def moment(what: str, at_s: float, attempt: int = 1, prefill: str = "p0") -> Mom
     return Moment(attempt, what, at_s, prefill, "d0", "")
 
 
-def trace(*moments: Moment, request: str = "r") -> Trace:
-    return Trace(
+def trace(*moments: Moment, request: str = "r") -> RequestTrace:
+    return RequestTrace(
         request=request, model="m", outcome="finished", error="", reason="least", arrived_s=100.0, ended_s=104.0,
         prompt_tokens=7, output_tokens=3, cached_tokens=None, handoff=None, moments=moments,
     )  # fmt: skip
@@ -99,7 +99,7 @@ def test_the_book_forgets_the_oldest() -> None:
 @in_loop
 async def test_what_was_decoded_before_a_move_is_shown_as_such() -> None:
     stage = Stage("p1", "d1", "d2")
-    with stage.dispatcher.fly(RequestId("r"), 0, work(n=1), Inbox(1 << 20)) as flight:
+    with stage.dispatcher.submit(RequestId("r"), 0, work(n=1), ArrivalQueue(1 << 20)) as flight:
         first = flight.plan.decode
         stage.clock.advance(1.0)
         stage.say("p1", chunk(0, 0, 10))
@@ -111,7 +111,7 @@ async def test_what_was_decoded_before_a_move_is_shown_as_such() -> None:
         stage.clock.advance(0.25)
         stage.goes_on(flight.plan.decode, "r", 2)
         stage.clock.advance(2.0)
-        found = desk(stage).find("r")
+        found = handlers(stage).find("r")
         second = flight.plan.decode
     assert second != first
     assert [(s["span"], s["worker"], s["attempt"], s["start_s"], s["end_s"]) for s in found["spans"]] == [
@@ -132,16 +132,18 @@ async def test_the_latest_are_those_that_run_and_the_last_that_ended(monkeypatch
     stage = Stage("p1", "d1")
     for number in range(3):
         stage.clock.advance(1.0)
-        with stage.dispatcher.fly(RequestId(f"ended-{number}"), 0, work(), Inbox(1 << 20)):
+        with stage.dispatcher.submit(RequestId(f"ended-{number}"), 0, work(), ArrivalQueue(1 << 20)):
             pass
     with contextlib.ExitStack() as stack:
         for number in range(3):
             stage.clock.advance(1.0)
-            stack.enter_context(stage.dispatcher.fly(RequestId(f"runs-{number}"), number, work(), Inbox(1 << 20)))
+            stack.enter_context(
+                stage.dispatcher.submit(RequestId(f"runs-{number}"), number, work(), ArrivalQueue(1 << 20))
+            )
         probe = Plan(decode=WorkerId("d1"), prefill=WorkerId("p1"), reason="probe")
-        stack.enter_context(stage.dispatcher.fly(RequestId("probe"), 9, work(), Inbox(1 << 20), probe))
+        stack.enter_context(stage.dispatcher.submit(RequestId("probe"), 9, work(), ArrivalQueue(1 << 20), probe))
         stage.clock.advance(0.5)
-        rows = desk(stage).latest()["requests"]
+        rows = handlers(stage).latest()["requests"]
     assert [row["request"] for row in rows] == ["runs-2", "runs-1", "ended-2", "ended-1"]
     assert [row["is_over"] for row in rows] == [False, False, True, True]
     assert [span["span"] for span in rows[0]["spans"]] == ["queue"]
@@ -151,16 +153,16 @@ async def test_the_latest_are_those_that_run_and_the_last_that_ended(monkeypatch
 @in_loop
 async def test_of_an_answer_to_several_prompts_the_requests_are_named() -> None:
     stage = Stage("p1", "d1")
-    with stage.dispatcher.fly(RequestId("cmpl-X-0"), 0, work(), Inbox(1 << 20)):
+    with stage.dispatcher.submit(RequestId("cmpl-X-0"), 0, work(), ArrivalQueue(1 << 20)):
         pass
-    with stage.dispatcher.fly(RequestId("cmpl-X-1"), 1, work(), Inbox(1 << 20)):
+    with stage.dispatcher.submit(RequestId("cmpl-X-1"), 1, work(), ArrivalQueue(1 << 20)):
         with pytest.raises(NotFoundError, match="several prompts") as found:
-            desk(stage).find("cmpl-X")
+            handlers(stage).find("cmpl-X")
         assert "cmpl-X-0, cmpl-X-1" in found.value.todo
-        assert desk(stage).find("cmpl-X-1")["request"] == "cmpl-X-1"
+        assert handlers(stage).find("cmpl-X-1")["request"] == "cmpl-X-1"
         with pytest.raises(NotFoundError, match="is not known here"):
-            desk(stage).find("cmpl-Y")
+            handlers(stage).find("cmpl-Y")
 
 
-def desk(stage: Stage) -> TraceDesk:
-    return TraceDesk("router-0", stage.dispatcher, stage.clock, lambda: 0.0)
+def handlers(stage: Stage) -> TraceHandlers:
+    return TraceHandlers("router-0", stage.dispatcher, stage.clock, lambda: 0.0)

@@ -15,9 +15,15 @@ from tandem.core.clock import ManualClock
 from tandem.core.config import AdmissionSection
 from tandem.core.errors import CapacityError, DeadlineError, InternalError, TandemError, UnavailableError
 from tandem.core.ids import WorkerId
-from tandem.router.admission.admission_controller import ASK_EVERY_S, MARGIN, Admission, Arrived, Place
-from tandem.router.admission.capacity import Need
-from tandem.router.admission.slo import Terms
+from tandem.router.admission.admission_controller import (
+    ASK_EVERY_S,
+    MARGIN,
+    AdmissionController,
+    AdmissionRequest,
+    QueuedRequest,
+)
+from tandem.router.admission.capacity import ResourceDemand
+from tandem.router.admission.slo import SloTerms
 
 
 @dataclass
@@ -37,7 +43,7 @@ class Hall:
 
     def __init__(self, room: int = 0, **rules: Any) -> None:
         self.clock, self.counts, self.room = ManualClock(100.0), Counts(), room
-        self.has_room_for: Callable[[Need], bool] = lambda need: False
+        self.has_room_for: Callable[[ResourceDemand], bool] = lambda need: False
         self.sent: list[str] = []
         self.errors: dict[str, TandemError] = {}
         self.started = 0
@@ -46,7 +52,7 @@ class Hall:
         self.places = 0
         self.asked = 0
         self.is_broken = False
-        self.admission = Admission(
+        self.admission = AdmissionController(
             AdmissionSection(**rules), self.clock, self._has_room, self.counts, on_waiting=self._on_waiting,
             has_place=lambda worker, need: self.places > 0, stranded=lambda model: self.stranded.get(model, 0),
         )  # fmt: skip
@@ -58,7 +64,7 @@ class Hall:
             raise RuntimeError("an error of ours")
         return self.alone
 
-    def _has_room(self, model: str, need: Need) -> bool:
+    def _has_room(self, model: str, need: ResourceDemand) -> bool:
         return self.room > 0 or self.has_room_for(need)
 
     def _on_waiting(self) -> None:
@@ -76,10 +82,11 @@ class Hall:
     def enter(
         self, name: str, *, tenant: str = "a", cost: int = 100, compute_s: float = 0.1, ttft_s: float = math.inf,
         timeout_s: float = 600.0, priority: int = 0, model: str = "", error: Exception | None = None,
-    ) -> Place | None:  # fmt: skip
+    ) -> QueuedRequest | None:  # fmt: skip
         now_s = self.clock.now_s()
-        arrived = Arrived(
-            terms=Terms(tenant=tenant, ttft_s=ttft_s, priority=priority), need=Need(prompt_tokens=10, choices=1),
+        arrived = AdmissionRequest(
+            terms=SloTerms(tenant=tenant, ttft_s=ttft_s, priority=priority),
+            need=ResourceDemand(prompt_tokens=10, choices=1),
             cost=cost, arrived_s=now_s, deadline_s=now_s + timeout_s, model=model,
         )  # fmt: skip
 
@@ -306,7 +313,7 @@ def test_a_prompt_that_is_too_long_for_its_class_by_itself_is_not_sent_away() ->
     hall.enter("x", ttft_s=1.0, compute_s=5.0)
     hall.pass_time(20.0, room=1)
     assert hall.sent == ["x"]
-    hall.admission.in_time(Terms(ttft_s=1.0), hall.clock.now_s(), first_token_s=9.0, compute_s=5.0)
+    hall.admission.check_slo(SloTerms(ttft_s=1.0), hall.clock.now_s(), first_token_s=9.0, compute_s=5.0)
 
 
 def test_a_deadline_that_passes_while_it_waits() -> None:
@@ -335,10 +342,10 @@ def test_who_would_wait_too_long_is_told_at_once_and_when_to_come_back() -> None
 
 def test_the_plan_is_held_against_the_promise() -> None:
     hall = Hall()
-    terms = Terms(slo="chat", ttft_s=1.0)
-    hall.admission.in_time(terms, hall.clock.now_s() - 0.3, first_token_s=0.5, compute_s=0.1)
+    terms = SloTerms(slo="chat", ttft_s=1.0)
+    hall.admission.check_slo(terms, hall.clock.now_s() - 0.3, first_token_s=0.5, compute_s=0.1)
     with pytest.raises(CapacityError, match="SLO class chat") as caught:
-        hall.admission.in_time(terms, hall.clock.now_s() - 0.6, first_token_s=0.5, compute_s=0.1)
+        hall.admission.check_slo(terms, hall.clock.now_s() - 0.6, first_token_s=0.5, compute_s=0.1)
     assert caught.value.retry_after_s == pytest.approx(0.2)
 
 
@@ -366,7 +373,7 @@ STEPS = st.lists(
 def test_everybody_ends_once_and_the_queue_is_bounded(steps: list[tuple[str, int, int, float, bool]]) -> None:
     """Sent, refused or left: each request exactly one of these, and none before or after it."""
     hall = Hall(max_waiting=5)
-    places: dict[str, Place] = {}
+    places: dict[str, QueuedRequest] = {}
     ends: dict[str, str] = {}
     delays_s: list[float] = []
     for number, (what, tenant, cost, seconds, is_classed) in enumerate(steps):

@@ -9,13 +9,13 @@ from typing import Any
 from tandem.core.config import AdmissionSection
 from tandem.core.lifecycle import RoleName
 from tandem.core.prefill_queue import QueuedWork, QueueRules
-from tandem.router.admission.capacity import Need, Room
-from tandem.router.routing.inflight_load import Outstanding, Sent
-from tandem.router.workers.proto_convert import GroupBlocks, Load
+from tandem.router.admission.capacity import CapacityCheck, ResourceDemand
+from tandem.router.routing.inflight_load import InFlightWork, Outstanding
+from tandem.router.workers.proto_convert import BlockCounts, ReportedLoad
 from tests.unit.router.candidates import at
 
 NOW_S = 50.0
-NEED = Need(prompt_tokens=160, choices=1)
+NEED = ResourceDemand(prompt_tokens=160, choices=1)
 RULES = AdmissionSection(worker_queue_s=0.25, worker_queue_requests=4)
 DECODE, PREFILL, MIXED = RoleName.DECODE, RoleName.PREFILL, RoleName.MIXED
 
@@ -25,19 +25,19 @@ def link(role: RoleName, sent: int = 0, tokens: int = 1000, reported_s: float | 
     outstanding = Outstanding()
     for number in range(sent):
         work = QueuedWork(0.0, tokens) if role is not DECODE else None
-        outstanding.add(str(number), Sent(work=work, blocks=11))
+        outstanding.add(str(number), InFlightWork(work=work, blocks=11))
     if reported_s is not None:
         outstanding.report(reported_s)
     facts = SimpleNamespace(role=role, block_tokens=16)
-    return SimpleNamespace(worker="w", facts=facts, load=Load(**load), outstanding=outstanding)
+    return SimpleNamespace(worker="w", facts=facts, load=ReportedLoad(**load), outstanding=outstanding)
 
 
 def has_room(*links: Any, least_itl_s: float = math.inf, now_s: float = NOW_S) -> bool:
-    return Room(RULES, lambda: least_itl_s).is_there(NEED, links, now_s)
+    return CapacityCheck(RULES, lambda: least_itl_s).is_there(NEED, links, now_s)
 
 
-def blocks(free: int, total: int = 100) -> tuple[GroupBlocks, ...]:
-    return (GroupBlocks(group=0, total=total, free=free, cached=0, request=total - free, reserved=0, pushing=0),)
+def blocks(free: int, total: int = 100) -> tuple[BlockCounts, ...]:
+    return (BlockCounts(group=0, total=total, free=free, cached=0, request=total - free, reserved=0, pushing=0),)
 
 
 def test_nobody_waits_for_workers_that_are_not_there() -> None:
@@ -78,9 +78,9 @@ def test_what_a_short_prompt_would_overtake_is_not_ahead_of_it() -> None:
     rules, long = QueueRules(), QueuedWork(NOW_S + 20.0, 30_000)
     busy = link(PREFILL, queue=(long,) * 4, queued_requests=4, queued_tokens=120_000, queue_rules=rules)
     assert not has_room(busy, link(DECODE))
-    short, other = (Need(prompt_tokens=16, choices=1, compute_s=each) for each in (0.01, 2.0))
-    assert Room(RULES).is_there(short, [busy, link(DECODE)], NOW_S)
-    assert not Room(RULES).is_there(other, [busy, link(DECODE)], NOW_S)
+    short, other = (ResourceDemand(prompt_tokens=16, choices=1, compute_s=each) for each in (0.01, 2.0))
+    assert CapacityCheck(RULES).is_there(short, [busy, link(DECODE)], NOW_S)
+    assert not CapacityCheck(RULES).is_there(other, [busy, link(DECODE)], NOW_S)
 
 
 def test_prompts_of_about_one_length_do_not_overtake_each_other() -> None:
@@ -88,8 +88,8 @@ def test_prompts_of_about_one_length_do_not_overtake_each_other() -> None:
     sent = tuple(QueuedWork(NOW_S + rules.stretch * 0.05 - 0.01 * number, 500) for number in range(4))
     busy = link(PREFILL, queue=sent, prefill_speed=at(2000.0), queue_rules=rules)
     for compute_s in (0.03, 0.05, 0.07):
-        need = Need(prompt_tokens=100, choices=1, compute_s=compute_s)
-        assert not Room(RULES).is_there(need, [busy, link(DECODE)], NOW_S)
+        need = ResourceDemand(prompt_tokens=100, choices=1, compute_s=compute_s)
+        assert not CapacityCheck(RULES).is_there(need, [busy, link(DECODE)], NOW_S)
 
 
 def test_an_old_report_counts_no_more() -> None:
@@ -130,7 +130,7 @@ def test_a_mixed_worker_has_to_have_both() -> None:
 
 def test_a_whole_request_needs_room_for_its_answer_and_at_a_prefill_worker_for_its_prompt() -> None:
     def has_whole(one: Any) -> bool:
-        return Room(RULES).is_there_whole(NEED, one, NOW_S)
+        return CapacityCheck(RULES).is_there_whole(NEED, one, NOW_S)
 
     full: dict[str, Any] = {"in_flight": 1, "blocks": blocks(free=10)}
     for role in (PREFILL, DECODE):

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from tandem.core.clock import ManualClock
 from tandem.core.config import AdmissionSection
 from tandem.core.errors import TandemError
-from tandem.router.admission.admission_controller import POLL_S, Admission, Arrived
-from tandem.router.admission.capacity import Need
-from tandem.router.admission.slo import Terms
+from tandem.router.admission.admission_controller import POLL_S, AdmissionController, AdmissionRequest
+from tandem.router.admission.capacity import ResourceDemand
+from tandem.router.admission.slo import SloTerms
 
 SERVICE_S, TTFT_S = 0.05, 1.0
 CAPACITY = 1 / SERVICE_S
@@ -41,7 +41,7 @@ class Shop:
     def __init__(self, rules: AdmissionSection) -> None:
         self.clock, self._rules = ManualClock(), rules
         self.busy_until_s = 0.0
-        self.admission = Admission(rules, self.clock, lambda model, need: self._has_room(), Nobody())
+        self.admission = AdmissionController(rules, self.clock, lambda model, need: self._has_room(), Nobody())
 
     def _has_room(self) -> bool:
         queued_s = self.busy_until_s - self.clock.now_s()
@@ -50,20 +50,24 @@ class Shop:
 
     def arrive(self, tenant: Tenant) -> None:
         at_s = self.clock.now_s()
-        terms = Terms(tenant=tenant.name, slo="chat", ttft_s=TTFT_S)
+        terms = SloTerms(tenant=tenant.name, slo="chat", ttft_s=TTFT_S)
 
         def grant() -> None:
             now_s = self.clock.now_s()
             begins_s = max(now_s, self.busy_until_s)
-            self.admission.in_time(terms, at_s, begins_s + SERVICE_S - now_s, SERVICE_S)
+            self.admission.check_slo(terms, at_s, begins_s + SERVICE_S - now_s, SERVICE_S)
             self.busy_until_s = begins_s + SERVICE_S
             tenant.ttft_s.append(self.busy_until_s - at_s)
 
         def refuse(error: TandemError) -> None:
             tenant.refused += 1
 
-        arrived = Arrived(
-            terms=terms, need=Need(prompt_tokens=400, choices=1), cost=COST, arrived_s=at_s, deadline_s=at_s + 600
+        arrived = AdmissionRequest(
+            terms=terms,
+            need=ResourceDemand(prompt_tokens=400, choices=1),
+            cost=COST,
+            arrived_s=at_s,
+            deadline_s=at_s + 600,
         )
         try:
             self.admission.enter(arrived, lambda: SERVICE_S, grant, refuse)

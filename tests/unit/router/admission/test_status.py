@@ -7,9 +7,9 @@ from typing import Any
 from tandem.core.clock import ManualClock
 from tandem.core.config import AdmissionSection
 from tandem.core.errors import TandemError
-from tandem.router.admission.admission_controller import Admission, Arrived
-from tandem.router.admission.capacity import Need
-from tandem.router.admission.slo import Terms
+from tandem.router.admission.admission_controller import AdmissionController, AdmissionRequest
+from tandem.router.admission.capacity import ResourceDemand
+from tandem.router.admission.slo import SloTerms
 from tandem.router.admission.status import added_up, view
 
 
@@ -26,9 +26,9 @@ class Hall:
 
     def __init__(self) -> None:
         self.clock, self.has_room = ManualClock(50.0), False
-        self.admission = Admission(AdmissionSection(saved_tokens=0), self.clock, self._take, Nobody())
+        self.admission = AdmissionController(AdmissionSection(saved_tokens=0), self.clock, self._take, Nobody())
 
-    def _take(self, model: str, need: Need) -> bool:
+    def _take(self, model: str, need: ResourceDemand) -> bool:
         taken, self.has_room = self.has_room, False
         return taken
 
@@ -36,8 +36,8 @@ class Hall:
         def refuse(error: TandemError) -> None:
             raise error
 
-        arrived = Arrived(
-            terms=Terms(tenant=tenant, slo=slo), need=Need(prompt_tokens=1, choices=1), cost=100,
+        arrived = AdmissionRequest(
+            terms=SloTerms(tenant=tenant, slo=slo), need=ResourceDemand(prompt_tokens=1, choices=1), cost=100,
             arrived_s=self.clock.now_s(), deadline_s=1000.0, model=model,
         )  # fmt: skip
         self.admission.enter(arrived, lambda: 0.01, lambda: None, refuse)

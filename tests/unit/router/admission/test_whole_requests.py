@@ -9,10 +9,10 @@ import pytest
 from tandem.core.config import AdmissionSection, Disaggregation
 from tandem.core.ids import RequestId, WorkerId
 from tandem.core.sampling import SamplingParams
-from tandem.router.admission.admission_controller import Admission, Arrived
-from tandem.router.admission.capacity import Need, Room
-from tandem.router.admission.slo import Terms
-from tandem.router.dispatch.inflight_request import Inbox, Work
+from tandem.router.admission.admission_controller import AdmissionController, AdmissionRequest
+from tandem.router.admission.capacity import CapacityCheck, ResourceDemand
+from tandem.router.admission.slo import SloTerms
+from tandem.router.dispatch.inflight_request import ArrivalQueue, GenerationRequest
 from tandem.router.metrics.router import Metrics
 from tests.unit.router.stage import Stage, in_loop
 
@@ -26,13 +26,13 @@ class Crowd:
 
     def __init__(self, stack: ExitStack, mode: Disaggregation, *workers: str) -> None:
         self.stage, self._stack = Stage(*workers, disaggregation=mode), stack
-        room, rules = Room(AdmissionSection()), AdmissionSection()
+        room, rules = CapacityCheck(AdmissionSection()), AdmissionSection()
         table, clock = self.stage.table, self.stage.clock
 
-        def has_place(worker: WorkerId, need: Need) -> bool:
+        def has_place(worker: WorkerId, need: ResourceDemand) -> bool:
             return room.is_there_whole(need, self.stage.link(worker), clock.now_s())
 
-        self.admission = Admission(
+        self.admission = AdmissionController(
             rules,
             clock,
             lambda model, need: room.is_there(need, table.usable(model), clock.now_s()),
@@ -40,7 +40,9 @@ class Crowd:
             has_place=has_place,
         )
         self.stage.dispatcher._queue = self.admission
-        self.work = Work(prompt=[1] * PROMPT_TOKENS, sampling=SamplingParams(max_tokens=200), timeout_s=60.0)
+        self.work = GenerationRequest(
+            prompt=[1] * PROMPT_TOKENS, sampling=SamplingParams(max_tokens=200), timeout_s=60.0
+        )
 
     def come(self, count: int) -> None:
         for number in range(count):
@@ -48,17 +50,17 @@ class Crowd:
         self.admission.pump()
 
     def _enter(self, request: RequestId) -> None:
-        now_s, dispatcher, inbox = self.stage.clock.now_s(), self.stage.dispatcher, Inbox(1 << 20)
-        arrived = Arrived(
-            terms=Terms(),
-            need=Need(prompt_tokens=PROMPT_TOKENS, choices=1),
+        now_s, dispatcher, inbox = self.stage.clock.now_s(), self.stage.dispatcher, ArrivalQueue(1 << 20)
+        arrived = AdmissionRequest(
+            terms=SloTerms(),
+            need=ResourceDemand(prompt_tokens=PROMPT_TOKENS, choices=1),
             cost=PROMPT_TOKENS,
             arrived_s=now_s,
             deadline_s=now_s + 60.0,
         )
 
         def send() -> None:
-            self._stack.enter_context(dispatcher.fly(request, 0, self.work, inbox))
+            self._stack.enter_context(dispatcher.submit(request, 0, self.work, inbox))
 
         self.admission.enter(
             arrived,

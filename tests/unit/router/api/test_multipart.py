@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.core.errors import InvalidRequestError, MediaTypeError
-from tandem.router.api.http.multipart import Form, boundary_of
+from tandem.router.api.http.multipart import MultipartForm, boundary_of
 
 BOUNDARY = "xyz"
 CONTENT = b"line one\r\n--xyzz\r\nnot a boundary\n\x00\xff"
@@ -23,8 +23,8 @@ def form(*parts: bytes) -> bytes:
     return b"".join(parts) + f"--{BOUNDARY}--\r\n".encode()
 
 
-def fed(data: bytes, size: int = 10**9) -> tuple[Form, bytes]:
-    reader = Form(BOUNDARY.encode())
+def fed(data: bytes, size: int = 10**9) -> tuple[MultipartForm, bytes]:
+    reader = MultipartForm(BOUNDARY.encode())
     taken = b"".join(reader.feed(data[start : start + size]) for start in range(0, len(data), size))
     return reader, taken
 

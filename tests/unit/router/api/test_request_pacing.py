@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tandem.core.errors import CapacityError
-from tandem.router.api.request_pacing import BURST, EACH_S, TURNS, Intake
+from tandem.router.api.request_pacing import BURST, EACH_S, TURNS, RequestPacer
 
 
 def looped(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
@@ -19,7 +19,9 @@ def looped(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
     return functools.wraps(test)(lambda: asyncio.run(test()))
 
 
-async def _let_in(intake: Intake, tenants: Sequence[str]) -> tuple[list[tuple[int, str]], list[asyncio.Task[None]]]:
+async def _let_in(
+    intake: RequestPacer, tenants: Sequence[str]
+) -> tuple[list[tuple[int, str]], list[asyncio.Task[None]]]:
     """Return the admitted requests, each with its turn of the loop after the first one."""
     entered: list[tuple[int, str]] = []
     turn = 0
@@ -36,7 +38,7 @@ async def _let_in(intake: Intake, tenants: Sequence[str]) -> tuple[list[tuple[in
 
 @looped
 async def test_whoever_comes_alone_does_not_wait() -> None:
-    intake = Intake()
+    intake = RequestPacer()
     for _ in range(3):
         async with asyncio.timeout(1.0):
             await intake.turn("a")
@@ -46,7 +48,7 @@ async def test_whoever_comes_alone_does_not_wait() -> None:
 
 @looped
 async def test_a_burst_at_once_then_one_in_a_few_turns() -> None:
-    intake = Intake()
+    intake = RequestPacer()
     for _ in range(2):
         entered, _ = await _let_in(intake, ["a"] * (BURST + 6))
         turns = [turn for turn, _ in entered]
@@ -60,13 +62,13 @@ async def test_a_burst_at_once_then_one_in_a_few_turns() -> None:
 
 @looped
 async def test_tenants_take_turns() -> None:
-    entered, _ = await _let_in(Intake(), ["greedy"] * 20 + ["modest"])
+    entered, _ = await _let_in(RequestPacer(), ["greedy"] * 20 + ["modest"])
     assert [tenant for _, tenant in entered].index("modest") <= BURST + 2
 
 
 @looped
 async def test_who_has_most_waiting_pays_for_a_full_intake() -> None:
-    intake = Intake(limit=3)
+    intake = RequestPacer(limit=3)
     entered, tasks = await _let_in(intake, ["greedy"] * (BURST + 4) + ["modest"])
     refused = [task.exception() for task in tasks if task.exception() is not None]
     assert [type(error) for error in refused] == [CapacityError, CapacityError]
@@ -76,7 +78,7 @@ async def test_who_has_most_waiting_pays_for_a_full_intake() -> None:
 
 @looped
 async def test_who_leaves_waits_no_more() -> None:
-    intake = Intake()
+    intake = RequestPacer()
     for _ in range(BURST - 1):
         await intake.turn("z")
     first, second, third = (asyncio.create_task(intake.turn(tenant)) for tenant in "abc")

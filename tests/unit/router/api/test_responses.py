@@ -14,10 +14,10 @@ from tandem.core.lifecycle import FinishReason
 from tandem.router.api.http.responses.conversation import items_of, messages_of
 from tandem.router.api.http.responses.objects import Draft, EventWriter
 from tandem.router.api.http.responses.schemas import ResponseRequest, without_neutral
-from tandem.router.serving.response_stream import Usage
+from tandem.router.serving.response_stream import TokenUsage
 
 BODY: dict[str, Any] = {"model": "m", "input": "Hi"}
-USAGE = Usage(prompt_tokens=20, completion_tokens=5, cached_tokens=16)
+USAGE = TokenUsage(prompt_tokens=20, completion_tokens=5, cached_tokens=16)
 
 
 def parsed(**changes: Any) -> ResponseRequest:

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from tandem.core.errors import TandemError
-from tandem.router.api.http.shutdown_middleware import Parting
+from tandem.router.api.http.shutdown_middleware import ShutdownMiddleware
 
 PATIENCE_S = 20.0
 
@@ -31,7 +31,7 @@ class Upload:
     async def send(self, message: Any) -> None:
         self.sent.append(message)
 
-    async def run(self, parting: Parting) -> None:
+    async def run(self, parting: ShutdownMiddleware) -> None:
         scope = {"type": "http", "path": "/v1/files", "method": "POST", "headers": []}
         await parting(scope, self.receive, self.send)
 
@@ -39,13 +39,13 @@ class Upload:
 def test_who_is_heard_out_is_counted_and_answered_when_nobody_is_heard_any_more() -> None:
     async def run() -> None:
         told: list[TandemError] = []
-        parting = Parting(_never, lambda: True, told.append)
+        parting = ShutdownMiddleware(_never, lambda: True, told.append)
         early, late = Upload(), Upload()
         async with asyncio.timeout(PATIENCE_S):
             refused = asyncio.create_task(early.run(parting))
             await early.is_heard.wait()
             assert (parting.refusing, early.sent) == (1, [])
-            parting.hear_no_more()
+            parting.stop_reading_bodies()
             await refused
             await late.run(parting)
         assert [upload.sent[0]["status"] for upload in (early, late)] == [503, 503]
@@ -57,7 +57,7 @@ def test_who_is_heard_out_is_counted_and_answered_when_nobody_is_heard_any_more(
 
 def test_a_client_that_goes_away_is_not_counted_any_more() -> None:
     async def run() -> None:
-        parting, upload = Parting(_never, lambda: True, lambda error: None), Upload()
+        parting, upload = ShutdownMiddleware(_never, lambda: True, lambda error: None), Upload()
         refused = asyncio.create_task(upload.run(parting))
         await upload.is_heard.wait()
         refused.cancel()

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tandem.core.demand import Asked
+from tandem.core.demand import DemandSample
 from tandem.core.errors import WorkerLostError
 from tandem.core.ids import RequestId
 from tandem.core.lifecycle import FinishReason
-from tandem.router.admission.slo import Terms
+from tandem.router.admission.slo import SloTerms
 from tandem.router.dispatch.demand import DemandBook
-from tandem.router.dispatch.inflight_request import Inbox
+from tandem.router.dispatch.inflight_request import ArrivalQueue
 from tests.unit.router.stage import Stage, chunk, in_loop, work
 
 
-def asked(stage: Stage, within_s: float = 60.0) -> list[Asked]:
+def asked(stage: Stage, within_s: float = 60.0) -> list[DemandSample]:
     dispatcher = stage.dispatcher
     return dispatcher.demand.asked(dispatcher.flights, dispatcher.traces, stage.clock.now_s(), within_s)
 
@@ -22,11 +22,11 @@ def asked(stage: Stage, within_s: float = 60.0) -> list[Asked]:
 @in_loop
 async def test_a_request_is_known_from_its_arrival_to_after_its_end() -> None:
     stage = Stage("p1", "d1")
-    one, request = replace(work(n=1), terms=Terms(slo="chat")), RequestId("r")
+    one, request = replace(work(n=1), terms=SloTerms(slo="chat")), RequestId("r")
     stage.dispatcher.demand.came(request, one, 99.0)
-    came = Asked(age_s=1.0, prompt_tokens=3, slo="chat")
+    came = DemandSample(age_s=1.0, prompt_tokens=3, slo="chat")
     assert asked(stage) == [came], "it waits in the router"
-    with stage.dispatcher.fly(request, 0, one, Inbox(1 << 20)):
+    with stage.dispatcher.submit(request, 0, one, ArrivalQueue(1 << 20)):
         stage.say("p1", chunk(0, 0, 10, cached_tokens=2))
         assert asked(stage) == [replace(came, output_tokens=1, cached_tokens=2)]
         stage.goes_on("d1", "r", 1)
@@ -42,13 +42,13 @@ async def test_tokens_of_choices_are_divided_and_who_got_none_has_not_ended() ->
     stage = Stage("p1", "d1")
     both, request = work(n=2), RequestId("r")
     stage.dispatcher.demand.came(request, both, 100.0)
-    with stage.dispatcher.fly(request, 0, both, Inbox(1 << 20)):
+    with stage.dispatcher.submit(request, 0, both, ArrivalQueue(1 << 20)):
         stage.say("p1", chunk(0, 0, 10), chunk(1, 0, 10))
         stage.say("d1", chunk(0, 1, 11))
         assert [(one.choices, one.output_tokens) for one in asked(stage)] == [(2, 2)]
     refused = RequestId("refused")
     stage.dispatcher.demand.came(refused, both, 100.0)
-    with stage.dispatcher.fly(refused, 0, both, Inbox(1 << 20)) as flight:
+    with stage.dispatcher.submit(refused, 0, both, ArrivalQueue(1 << 20)) as flight:
         flight.inbox.fail(WorkerLostError("it is gone"))
     assert [(one.output_tokens, one.has_ended) for one in asked(stage)] == [(2, True), (0, False)]
 

@@ -12,7 +12,7 @@ from tandem.core.errors import CancelledError, WorkerLostError
 from tandem.core.handoff import HandoffTiming, TokenLogprob
 from tandem.core.ids import Attempt
 from tandem.core.lifecycle import FinishReason
-from tandem.router.dispatch.inflight_request import Inbox
+from tandem.router.dispatch.inflight_request import ArrivalQueue
 from tests.unit.router.flying import chunk, flight, read
 
 HANDOFF = ("ticket_wait_s", "sample_to_step_s", "last_wire_s", "step_rest_s")
@@ -21,7 +21,7 @@ HANDOFF = ("ticket_wait_s", "sample_to_step_s", "last_wire_s", "step_rest_s")
 def test_any_order_and_repetition_gives_the_same() -> None:
     rng = random.Random(1)
     for _ in range(200):
-        inbox = Inbox(1 << 20)
+        inbox = ArrivalQueue(1 << 20)
         one = flight(inbox)
         chunks = [chunk(start, list(range(start, start + size))) for start, size in ((0, 1), (1, 3), (3, 2), (5, 4))]
         chunks += rng.sample(chunks, 2)
@@ -34,7 +34,7 @@ def test_any_order_and_repetition_gives_the_same() -> None:
 
 
 def test_other_attempts_and_choices_are_dropped() -> None:
-    inbox = Inbox(1 << 20)
+    inbox = ArrivalQueue(1 << 20)
     one = flight(inbox, n=2)
     one.attempt = Attempt(2)
     assert one.accept(chunk(0, [5], attempt=1), 0.0) == "attempt"
@@ -47,7 +47,7 @@ def test_other_attempts_and_choices_are_dropped() -> None:
 
 
 def test_nothing_after_the_end() -> None:
-    inbox = Inbox(1 << 20)
+    inbox = ArrivalQueue(1 << 20)
     one = flight(inbox)
     one.accept(chunk(0, [1, 2], finish=FinishReason.STOP), 0.0)
     one.accept(chunk(2, [3]), 0.0)
@@ -57,7 +57,7 @@ def test_nothing_after_the_end() -> None:
 
 
 def test_end_without_tokens() -> None:
-    inbox = Inbox(1 << 20)
+    inbox = ArrivalQueue(1 << 20)
     one = flight(inbox)
     one.accept(chunk(0, [1]), 0.0)
     one.accept(chunk(1, [], finish=FinishReason.LENGTH), 0.0)
@@ -66,7 +66,7 @@ def test_end_without_tokens() -> None:
 
 
 def test_what_an_attempt_computes_again_counts_by_what_ended_the_one_before() -> None:
-    one = flight(Inbox(1 << 20))
+    one = flight(ArrivalQueue(1 << 20))
     one.work = replace(one.work, prompt=[1] * 100)
     one.begin_attempt("refused")  # nothing was computed yet
     one.accept(chunk(0, [5], attempt=2, cached_tokens=32), 1.0)
@@ -83,7 +83,7 @@ def test_what_an_attempt_computes_again_counts_by_what_ended_the_one_before() ->
 
 
 def test_logprobs_stay_with_their_tokens() -> None:
-    inbox = Inbox(1 << 20)
+    inbox = ArrivalQueue(1 << 20)
     one = flight(inbox)
     one.accept(chunk(1, [11], logprobs=[TokenLogprob(token=11, logprob=-1)]), 0.0)
     one.accept(chunk(0, [10, 11], logprobs=[TokenLogprob(token=t, logprob=-1) for t in (10, 11)]), 0.0)
@@ -96,7 +96,7 @@ def test_logprobs_stay_with_their_tokens() -> None:
 
 def test_failure_comes_after_what_arrived_and_once() -> None:
     async def run() -> None:
-        inbox = Inbox(1 << 20)
+        inbox = ArrivalQueue(1 << 20)
         flight(inbox).accept(chunk(0, [1]), 0.0)
         inbox.fail(WorkerLostError("lost"))
         inbox.fail(CancelledError("late"))
@@ -110,7 +110,7 @@ def test_failure_comes_after_what_arrived_and_once() -> None:
 
 def test_backlog_is_bounded() -> None:
     async def run() -> None:
-        inbox = Inbox(10_000)
+        inbox = ArrivalQueue(10_000)
         one = flight(inbox)
         for index in range(100):
             one.accept(chunk(index, [1]), 0.0)
@@ -121,7 +121,7 @@ def test_backlog_is_bounded() -> None:
 
 
 def test_a_further_attempt_counts_the_output_that_it_computes_again() -> None:
-    one = flight(Inbox(1 << 20), n=2)
+    one = flight(ArrivalQueue(1 << 20), n=2)
     assert one.job(0.0).prompt_tokens == 1
     one.accept(chunk(0, [5, 6, 7]), 0.0)
     one.accept(chunk(0, [8, 9], choice=1, finish=FinishReason.STOP), 0.0)
@@ -132,7 +132,7 @@ def test_a_further_attempt_counts_the_output_that_it_computes_again() -> None:
 
 
 def test_with_its_first_token_a_worker_says_when_it_began() -> None:
-    one = flight(Inbox(1 << 20))
+    one = flight(ArrivalQueue(1 << 20))
     one.mark("sent", 10.0)
     one.mark("prefill", 11.9)  # news that came with the token
     one.accept(chunk(0, [5], phase_s=1.5, cached_tokens=0), 12.0)
@@ -144,7 +144,7 @@ def test_with_its_first_token_a_worker_says_when_it_began() -> None:
 
 
 def test_nobody_began_before_the_request_was_sent_nor_after_it_said_so() -> None:
-    one = flight(Inbox(1 << 20))
+    one = flight(ArrivalQueue(1 << 20))
     one.mark("sent", 10.0)
     one.accept(chunk(0, [5], phase_s=99.0, cached_tokens=0), 12.0)
     one.mark("decode", 12.5)

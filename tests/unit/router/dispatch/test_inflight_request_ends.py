@@ -5,7 +5,7 @@ from __future__ import annotations
 from tandem.core.handoff import TokenLogprob
 from tandem.core.ids import Attempt
 from tandem.core.lifecycle import FinishReason
-from tandem.router.dispatch.inflight_request import Flight, Inbox
+from tandem.router.dispatch.inflight_request import ArrivalQueue, InFlightRequest
 from tandem.router.workers.proto_convert import PromptChunk
 from tests.unit.router.flying import chunk, flight, read
 
@@ -16,7 +16,7 @@ def scores(position: int, tokens: list[int], attempt: int = 1) -> PromptChunk:
 
 
 def test_an_unwanted_choice_takes_nothing_more_and_is_done() -> None:
-    inbox = Inbox(1 << 20)
+    inbox = ArrivalQueue(1 << 20)
     one = flight(inbox, n=2)
     one.accept(chunk(0, [5, 6]), 0.0)
     one.accept(chunk(3, [8]), 0.0)  # waits for what is before it
@@ -30,19 +30,19 @@ def test_an_unwanted_choice_takes_nothing_more_and_is_done() -> None:
 
 
 def test_a_choice_that_ended_stays_as_it_ended() -> None:
-    inbox = Inbox(1 << 20)
+    inbox = ArrivalQueue(1 << 20)
     one = flight(inbox)
     one.accept(chunk(0, [5], finish=FinishReason.LENGTH), 0.0)
     one.end_choice(0)
     assert (one.orders[0].finish, one.orders[0].is_unwanted) == (FinishReason.LENGTH, False)
 
 
-def known(one: Flight) -> list[int]:
+def known(one: InFlightRequest) -> list[int]:
     return [logprob.token for logprob in one.prompt_logprobs]
 
 
 def test_each_prompt_token_is_scored_once_whatever_comes_again() -> None:
-    one = flight(Inbox(1 << 20))
+    one = flight(ArrivalQueue(1 << 20))
     assert one.accept_prompt(scores(1, [11, 12])) == ""
     assert one.accept_prompt(scores(1, [11, 12])) == "duplicate"
     assert one.accept_prompt(scores(2, [12, 13])) == ""

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 
 from tandem.core.ids import RequestId
 from tandem.core.lifecycle import WorkerState
-from tandem.router.dispatch.inflight_request import Inbox
-from tandem.router.dispatch.migration import HandedBack
+from tandem.router.dispatch.inflight_request import ArrivalQueue
+from tandem.router.dispatch.migration import MigrationQueue
 from tandem.router.workers.connection import WorkerLink
 from tandem.rpc.v1 import worker_pb2 as w
 from tests.unit.router.stage import Stage, chunk, in_loop, work
@@ -32,7 +32,7 @@ async def test_nothing_is_planned_on_a_worker_that_drains_until_it_is_ready_agai
     stage = Stage("p1", "d1", "d2")
     tell(stage, "d1", WorkerState.DRAINING)
     for number in range(4):
-        with stage.dispatcher.fly(RequestId(f"r{number}"), 0, work(), Inbox(1 << 20)) as flight:
+        with stage.dispatcher.submit(RequestId(f"r{number}"), 0, work(), ArrivalQueue(1 << 20)) as flight:
             assert flight.plan.decode == "d2"
     assert [link.worker for link in stage.table.usable()] == ["p1", "d2"]
     tell(stage, "d1", WorkerState.DRAINED)
@@ -44,7 +44,7 @@ async def test_nothing_is_planned_on_a_worker_that_drains_until_it_is_ready_agai
 @in_loop
 async def test_nothing_is_planned_on_a_worker_whose_step_does_not_end_and_what_it_has_stays() -> None:
     stage = Stage("p1", "d1", "d2")
-    with stage.dispatcher.fly(R, 0, work(), Inbox(1 << 20)) as flight:
+    with stage.dispatcher.submit(R, 0, work(), ArrivalQueue(1 << 20)) as flight:
         decode = flight.plan.decode
         assert decode is not None
         other = "d2" if decode == "d1" else "d1"
@@ -59,7 +59,7 @@ async def test_nothing_is_planned_on_a_worker_whose_step_does_not_end_and_what_i
 @in_loop
 async def test_a_state_is_acknowledged_behind_what_was_sent_before() -> None:
     stage = Stage("p1", "d1")
-    with stage.dispatcher.fly(R, 0, work(), Inbox(1 << 20)):
+    with stage.dispatcher.submit(R, 0, work(), ArrivalQueue(1 << 20)):
         tell(stage, "d1", WorkerState.DRAINING, sequence=7)
         messages = stage.sent("d1")
         assert kinds(messages) == ["submit", "state_heard"]
@@ -69,7 +69,7 @@ async def test_a_state_is_acknowledged_behind_what_was_sent_before() -> None:
 @in_loop
 async def test_a_request_stays_where_it_is_while_its_worker_drains() -> None:
     stage = Stage("p1", "d1", "d2")
-    with stage.dispatcher.fly(R, 0, work(), Inbox(1 << 20)) as flight:
+    with stage.dispatcher.submit(R, 0, work(), ArrivalQueue(1 << 20)) as flight:
         decode = flight.plan.decode
         stage.say("p1", chunk(0, 0, 10), chunk(1, 0, 20))
         stage.goes_on(decode, "r", 1)
@@ -83,7 +83,7 @@ async def test_a_request_stays_where_it_is_while_its_worker_drains() -> None:
 @in_loop
 async def test_a_sequence_that_is_handed_back_goes_on_from_the_blocks_that_are_there() -> None:
     stage = Stage("p1", "d1", "d2")
-    with stage.dispatcher.fly(R, 0, work(n=1), Inbox(1 << 20)) as flight:
+    with stage.dispatcher.submit(R, 0, work(n=1), ArrivalQueue(1 << 20)) as flight:
         first = flight.plan.decode
         other = "d2" if first == "d1" else "d1"
         stage.say("p1", chunk(0, 0, 10))
@@ -91,11 +91,11 @@ async def test_a_sequence_that_is_handed_back_goes_on_from_the_blocks_that_are_t
         stage.say(first, chunk(0, 1, 11))
         for worker in ("p1", "d1", "d2"):
             stage.sent(worker)
-        tokens = stage.survival.budget.tokens
+        tokens = stage.retry_policy.budget.tokens
         tell(stage, first, WorkerState.DRAINING, hands_back=True)
         assert flight.attempt == 2
         assert (flight.history.failures, flight.history.suspects) == (0, set())
-        assert stage.survival.budget.tokens == tokens
+        assert stage.retry_policy.budget.tokens == tokens
         assert kinds(stage.sent(first)) == ["state_heard", "cancel"]
         assert stage.sent("p1") == []
         (submit,) = stage.submitted(other)
@@ -113,7 +113,7 @@ async def test_a_sequence_that_is_handed_back_goes_on_from_the_blocks_that_are_t
 @in_loop
 async def test_a_machine_on_which_it_was_lost_after_a_move_is_remembered() -> None:
     stage = Stage("p1", "d1", "d2")
-    with stage.dispatcher.fly(R, 0, work(n=1), Inbox(1 << 20)) as flight:
+    with stage.dispatcher.submit(R, 0, work(n=1), ArrivalQueue(1 << 20)) as flight:
         first = flight.plan.decode
         other = "d2" if first == "d1" else "d1"
         stage.say("p1", chunk(0, 0, 10))
@@ -128,7 +128,7 @@ async def test_a_machine_on_which_it_was_lost_after_a_move_is_remembered() -> No
 @in_loop
 async def test_of_several_choices_the_prompt_is_fetched() -> None:
     stage = Stage("p1", "d1", "d2")
-    with stage.dispatcher.fly(R, 0, work(n=2), Inbox(1 << 20)) as flight:
+    with stage.dispatcher.submit(R, 0, work(n=2), ArrivalQueue(1 << 20)) as flight:
         first = flight.plan.decode
         stage.say("p1", chunk(0, 0, 10), chunk(1, 0, 20))
         stage.goes_on(first, "r", 1)
@@ -141,7 +141,7 @@ async def test_of_several_choices_the_prompt_is_fetched() -> None:
 @in_loop
 async def test_where_nobody_can_take_it_it_goes_on_where_it_is_until_somebody_comes() -> None:
     stage = Stage("p1", "d1")
-    with stage.dispatcher.fly(R, 0, work(n=1), Inbox(1 << 20)) as flight:
+    with stage.dispatcher.submit(R, 0, work(n=1), ArrivalQueue(1 << 20)) as flight:
         stage.say("p1", chunk(0, 0, 10))
         stage.goes_on("d1", "r", 1)
         tell(stage, "d1", WorkerState.DRAINING, hands_back=True)
@@ -156,7 +156,7 @@ async def test_where_nobody_can_take_it_it_goes_on_where_it_is_until_somebody_co
 @in_loop
 async def test_a_prompt_that_is_handed_back_is_planned_anew_with_what_was_computed_of_it() -> None:
     stage = Stage("p1", "p2", "d1")
-    with stage.dispatcher.fly(R, 0, work(n=1), Inbox(1 << 20)) as flight:
+    with stage.dispatcher.submit(R, 0, work(n=1), ArrivalQueue(1 << 20)) as flight:
         first = flight.plan.prefill
         assert first is not None
         other = "p2" if first == "p1" else "p1"
@@ -173,7 +173,7 @@ async def test_what_waited_for_a_worker_goes_on_when_one_is_ready_again() -> Non
     stage = Stage("p1", "d1", "d2", worker_wait_s=30.0)
     tell(stage, "d2", WorkerState.DRAINING)
     stage.go("d1")
-    with stage.dispatcher.fly(R, 0, work(), Inbox(1 << 20)) as flight:
+    with stage.dispatcher.submit(R, 0, work(), ArrivalQueue(1 << 20)) as flight:
         assert stage.dispatcher.waiting == 1
         tell(stage, "d2", WorkerState.READY)
         assert (stage.dispatcher.waiting, flight.plan.decode) == (0, "d2")
@@ -194,9 +194,9 @@ async def test_a_move_that_breaks_does_not_stop_the_others() -> None:
 
     with ExitStack() as flights:
         for request in requests:
-            flights.enter_context(stage.dispatcher.fly(request, 0, work(n=1), Inbox(1 << 20)))
+            flights.enter_context(stage.dispatcher.submit(request, 0, work(n=1), ArrivalQueue(1 << 20)))
         tell(stage, "d1", WorkerState.DRAINING, hands_back=True)
-        handed_back = HandedBack(move, spacing_s=0.0)
+        handed_back = MigrationQueue(move, spacing_s=0.0)
         handed_back.add(stage.link("d1"))
         await wait_for_async(lambda: bool(broken))
         handed_back.look_again([stage.link("d1")])

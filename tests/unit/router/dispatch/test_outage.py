@@ -12,7 +12,7 @@ import pytest
 from tandem.core.errors import InternalError
 from tandem.core.ids import RequestId
 from tandem.router.dispatch import dispatcher
-from tandem.router.dispatch.inflight_request import Inbox
+from tandem.router.dispatch.inflight_request import ArrivalQueue
 from tests.unit.router.stage import Stage, in_loop, work
 
 COUNT = 300
@@ -29,12 +29,12 @@ async def test_those_that_waited_are_planned_one_by_one_with_the_loop_running_be
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(dispatcher, "SPACING_S", 0.0)
-    stage, inboxes = Stage("p1", "d1"), [Inbox(1 << 20) for _ in range(COUNT)]
+    stage, inboxes = Stage("p1", "d1"), [ArrivalQueue(1 << 20) for _ in range(COUNT)]
     stage.go("p1")
     stage.go("d1")
     with ExitStack() as stack:
         for number, inbox in enumerate(inboxes):
-            stack.enter_context(stage.dispatcher.fly(RequestId(f"r{number}"), 0, work(), inbox))
+            stack.enter_context(stage.dispatcher.submit(RequestId(f"r{number}"), 0, work(), inbox))
         assert stage.dispatcher.stranded("") == COUNT
         stage.come("p1")
         stage.come("d1")
@@ -56,9 +56,9 @@ async def test_another_worker_begins_with_the_first_that_waits_again() -> None:
     stage.go("d1")
     with ExitStack() as stack:
         for name in ("a", "b"):
-            stack.enter_context(stage.dispatcher.fly(RequestId(name), 0, work(), Inbox(1 << 20)))
+            stack.enter_context(stage.dispatcher.submit(RequestId(name), 0, work(), ArrivalQueue(1 << 20)))
         stage.come("p1")  # alone it serves no request: both go on waiting
-        await until(lambda: not stage.dispatcher._roused)
+        await until(lambda: not stage.dispatcher._retry_queue)
         stage.come("d1")
         await until(lambda: not stage.dispatcher.waiting)
         assert [submit.request for submit in stage.submitted("d1")] == ["a", "b"]
@@ -67,7 +67,7 @@ async def test_another_worker_begins_with_the_first_that_waits_again() -> None:
 @in_loop
 async def test_what_was_tried_before_is_not_stranded() -> None:
     stage = Stage("p1", "d1")
-    with stage.dispatcher.fly(RequestId("r"), 0, work(), Inbox(1 << 20)):
+    with stage.dispatcher.submit(RequestId("r"), 0, work(), ArrivalQueue(1 << 20)):
         stage.go("d1")
         assert (stage.dispatcher.waiting, stage.dispatcher.stranded("")) == (1, 0)
 
@@ -76,12 +76,12 @@ async def test_what_was_tried_before_is_not_stranded() -> None:
 async def test_an_error_in_the_plan_ends_the_request_that_is_planned_and_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stage, first, second = Stage("p1", "d1"), Inbox(1 << 20), Inbox(1 << 20)
+    stage, first, second = Stage("p1", "d1"), ArrivalQueue(1 << 20), ArrivalQueue(1 << 20)
     stage.go("d1")
     with ExitStack() as stack:
-        stack.enter_context(stage.dispatcher.fly(RequestId("a"), 0, work(), first))
-        stack.enter_context(stage.dispatcher.fly(RequestId("b"), 0, work(), second))
-        choose, calls = stage.survival.choose, []
+        stack.enter_context(stage.dispatcher.submit(RequestId("a"), 0, work(), first))
+        stack.enter_context(stage.dispatcher.submit(RequestId("b"), 0, work(), second))
+        choose, calls = stage.retry_policy.choose, []
 
         def broken(*arguments: Any) -> Any:
             calls.append(arguments)
@@ -89,7 +89,7 @@ async def test_an_error_in_the_plan_ends_the_request_that_is_planned_and_no_othe
                 raise RuntimeError("a bug in a policy")
             return choose(*arguments)
 
-        monkeypatch.setattr(stage.survival, "choose", broken)
+        monkeypatch.setattr(stage.retry_policy, "choose", broken)
         stage.come("d1")
         await until(lambda: not stage.dispatcher.waiting)
         assert isinstance(first.error, InternalError)

@@ -13,11 +13,11 @@ from tandem.core.events import ClusterEvent, EventKind
 from tandem.core.ids import WorkerId, new_request_id
 from tandem.core.lifecycle import FinishReason, WorkerState
 from tandem.core.sampling import SamplingParams
-from tandem.router.dispatch.inflight_request import Inbox, Work
-from tandem.router.dispatch.prefix_migration import Carrying
+from tandem.router.dispatch.inflight_request import ArrivalQueue, GenerationRequest
+from tandem.router.dispatch.prefix_migration import PrefixMigration
 from tandem.router.routing.prefix_popularity import Popularity
 from tandem.router.workers.prefix_lookup import PrefixFinder
-from tandem.router.workers.proto_convert import GroupBlocks, Load, TokenChunk
+from tandem.router.workers.proto_convert import BlockCounts, ReportedLoad, TokenChunk
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.workercore.proto_convert import prompt_from_wire
 from tests.unit.router.facts import facts
@@ -25,7 +25,7 @@ from tests.unit.router.stage import Stage, in_loop
 from tools.waiting import wait_for_async
 
 PROMPT, OTHER = list(range(1601)), list(range(2000, 3601))
-BLOCKS = GroupBlocks(group=0, total=4000, free=4000, cached=0, request=0, pushing=0, reserved=0)
+BLOCKS = BlockCounts(group=0, total=4000, free=4000, cached=0, request=0, pushing=0, reserved=0)
 
 
 class Holdings:
@@ -57,21 +57,21 @@ class Scene:
         for link in self.stage.table.links:
             assert link.facts is not None
             link.facts = facts(link.worker, link.facts.role, incarnation=int(link.facts.incarnation))
-            link.load = Load(blocks=(BLOCKS,))
+            link.load = ReportedLoad(blocks=(BLOCKS,))
         for prompt in prompts:
             for _ in range(3):
                 self.ask(prompt)
         for name in workers:
             self.stage.sent(name)
-        self.carrying = Carrying(
+        self.carrying = PrefixMigration(
             self.stage.dispatcher, self.stage.table, self.stage.prefixes, self.stage.clock, self.book, lambda: 7.0
         )
-        self.stage.dispatcher.on_said = self.carrying.on_state
+        self.stage.dispatcher.on_state_change = self.carrying.on_state
 
     def ask(self, prompt: list[int]) -> None:
         """A client asks, and goes away."""
-        work = Work(prompt=prompt, sampling=SamplingParams(max_tokens=1), timeout_s=60.0, model="m")
-        with self.stage.dispatcher.fly(new_request_id("r"), 0, work, Inbox(1 << 20)):
+        work = GenerationRequest(prompt=prompt, sampling=SamplingParams(max_tokens=1), timeout_s=60.0, model="m")
+        with self.stage.dispatcher.submit(new_request_id("r"), 0, work, ArrivalQueue(1 << 20)):
             pass
 
     def followers(self) -> list[tuple[bytes, float]]:

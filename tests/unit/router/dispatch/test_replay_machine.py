@@ -21,7 +21,7 @@ from tandem.core.handoff import TokenLogprob
 from tandem.core.ids import RequestId, WorkerId
 from tandem.core.lifecycle import FinishReason
 from tandem.core.sampling import SamplingParams
-from tandem.router.dispatch.inflight_request import Flight, Inbox, Work
+from tandem.router.dispatch.inflight_request import ArrivalQueue, GenerationRequest, InFlightRequest
 from tandem.router.workers.proto_convert import TokenChunk
 from tandem.rpc.v1 import worker_pb2 as w
 from tests.unit.router.stage import Stage
@@ -56,7 +56,7 @@ class World:
         self.stage = Stage(*WORKERS, max_attempts=1000, worker_wait_s=1e6, disaggregation=mode)
         self.legs: dict[str, list[Leg]] = {worker: [] for worker in WORKERS}
         self.prefilled: set[tuple[str, int]] = set()
-        self.flights: dict[str, Flight] = {}
+        self.flights: dict[str, InFlightRequest] = {}
         self.got: dict[tuple[str, int], list[int]] = {}
         self.finished: dict[tuple[str, int], int] = {}
 
@@ -192,8 +192,8 @@ async def run(seed: int) -> None:
 
 @contextmanager
 def _fly(world: World, request: str, n: int) -> Iterator[None]:
-    work = Work(prompt=list(range(40)), sampling=SamplingParams(max_tokens=12, n=n), timeout_s=600.0)
-    with world.stage.dispatcher.fly(RequestId(request), 0, work, Inbox(1 << 20)) as flight:
+    work = GenerationRequest(prompt=list(range(40)), sampling=SamplingParams(max_tokens=12, n=n), timeout_s=600.0)
+    with world.stage.dispatcher.submit(RequestId(request), 0, work, ArrivalQueue(1 << 20)) as flight:
         world.flights[request] = flight
         yield
 

@@ -13,9 +13,9 @@ from tandem.router.dispatch.retry_budget import RetryBudget
 def test_a_burst_then_a_share_of_the_requests() -> None:
     budget = RetryBudget(3, 0.5, 0.0, ManualClock())
     assert [budget.take() for _ in range(4)] == [True, True, True, False]
-    budget.earn()
+    budget.deposit()
     assert not budget.take()
-    budget.earn()
+    budget.deposit()
     assert budget.take()
     assert not budget.take()
 
@@ -40,7 +40,7 @@ def test_never_more_than_was_paid_for(steps: list[tuple[str, float]]) -> None:
     for what, pause_s in steps:
         clock.advance(pause_s)
         if what == "earn":
-            budget.earn()
+            budget.deposit()
             earned += 1
         else:
             taken += budget.take()

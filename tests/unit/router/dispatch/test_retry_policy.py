@@ -27,7 +27,16 @@ from tandem.core.errors import (
 from tandem.core.ids import Incarnation, WorkerId
 from tandem.core.lifecycle import RoleName
 from tandem.router.dispatch.circuit_breaker import BURST_S, Member
-from tandem.router.dispatch.retry_policy import SECOND_CHANCE_S, Cause, Failure, History, Survival, Wait, judge, lost
+from tandem.router.dispatch.retry_policy import (
+    SECOND_CHANCE_S,
+    AttemptHistory,
+    Cause,
+    Failure,
+    RetryLater,
+    RetryPolicy,
+    judge,
+    lost,
+)
 from tandem.router.routing.plan import Candidate, Job, Plan
 from tandem.router.routing.policies import create_policy
 from tests.unit.router.facts import worker_facts
@@ -63,16 +72,16 @@ class Case:
     def __init__(self, **settings: object) -> None:
         self.clock = ManualClock(1000.0)
         section = replace(RouterSection(), **settings)  # type: ignore[arg-type]
-        self.survival = Survival(create_policy(section.policy, section.disaggregation), section, self.clock)
-        self.history = History()
+        self.retry_policy = RetryPolicy(create_policy(section.policy, section.disaggregation), section, self.clock)
+        self.history = AttemptHistory()
 
     def fail(self, *workers: str, **more: object) -> None:
-        self.survival.note(self.history, failure(*workers, **more))  # type: ignore[arg-type]
+        self.retry_policy.note(self.history, failure(*workers, **more))  # type: ignore[arg-type]
 
     def choose(self, *workers: str, job: Job = JOB) -> tuple[str | None, str] | float:
         """(prefill, decode), or in how many seconds to look again."""
-        chosen = self.survival.choose(job, candidates(*workers), self.history)
-        if isinstance(chosen, Wait):
+        chosen = self.retry_policy.choose(job, candidates(*workers), self.history)
+        if isinstance(chosen, RetryLater):
             return chosen.until_s - self.clock.now_s()
         return chosen.prefill, chosen.decode
 
@@ -86,7 +95,7 @@ def test_a_machine_that_lost_two_workers_of_a_request_is_left_until_nobody_else_
         """d5 has much to do, so it is never chosen while there is another."""
         able = [replace(candidate(one), host=there[one]) for one in left]
         able = [replace(one, running=200, in_flight=200) if one.worker == "d5" and is_busy else one for one in able]
-        plan = case.survival.choose(JOB, able, case.history)
+        plan = case.retry_policy.choose(JOB, able, case.history)
         assert isinstance(plan, Plan)
         return plan.decode
 
@@ -110,12 +119,12 @@ def test_one_failure_is_one_loss_of_a_machine_and_a_refused_pair_is_none(error: 
     """Both workers of an attempt may be suspects; a pair that does not fit has broken nothing."""
     case = Case(disaggregation=Disaggregation.ALWAYS)
     here = [replace(one, host="a") for one in candidates("p1", "d1")]
-    plan = case.survival.choose(JOB, here, case.history)
+    plan = case.retry_policy.choose(JOB, here, case.history)
     assert isinstance(plan, Plan)
     assert plan.workers == ("p1", "d1")
     failed = judge(error, P, D)
     assert failed is not None
-    case.survival.note(case.history, failed)
+    case.retry_policy.note(case.history, failed)
     assert case.history.lost_on["a"] == count
 
 
@@ -130,10 +139,10 @@ def test_an_answer_goes_on_in_the_revision_that_began_it_while_that_can_serve() 
     case.history.revision = "r1"
     everybody = [*of("r2", "p2", "d2"), *of("r1", "p1", "d1")]
     for _ in range(4):
-        plan = case.survival.choose(JOB, everybody, case.history)
+        plan = case.retry_policy.choose(JOB, everybody, case.history)
         assert isinstance(plan, Plan)
         assert set(plan.workers) <= {"p1", "d1"}
-    plan = case.survival.choose(JOB, [*of("r2", "p2", "d2"), *of("r1", "p1")], case.history)
+    plan = case.retry_policy.choose(JOB, [*of("r2", "p2", "d2"), *of("r1", "p1")], case.history)
     assert isinstance(plan, Plan)
     assert set(plan.workers) <= {"p2", "d2"}
 
@@ -211,7 +220,7 @@ def test_where_every_answer_has_to_cross_it_waits_for_the_suspect() -> None:
 def test_a_new_incarnation_is_no_suspect() -> None:
     case = Case()
     case.fail("d1")
-    plan = case.survival.choose(JOB, [candidate("p1"), candidate("d1", 2)], case.history)
+    plan = case.retry_policy.choose(JOB, [candidate("p1"), candidate("d1", 2)], case.history)
     assert isinstance(plan, Plan)
     assert plan.workers == ("p1", "d1")
 
@@ -220,7 +229,7 @@ def test_an_open_breaker_counts_for_both_legs_and_yields_to_need() -> None:
     case = Case(breaker_failures=1)
     for worker in ("p1", "d1"):
         case.clock.advance(BURST_S)
-        case.survival.note(History(), failure(worker, is_charged=True))
+        case.retry_policy.note(AttemptHistory(), failure(worker, is_charged=True))
     assert case.choose("p1", "p2", "d1", "d2") == ("p2", "d2")
     assert case.choose("p1", "d2") == (None, "d2")
     assert case.choose("p1", "d1") == ("p1", "d1"), "nobody else is left"
@@ -238,17 +247,17 @@ def test_nobody_was_ever_here() -> None:
 
 def test_a_worker_that_was_lost_is_waited_for_until_it_is_too_late() -> None:
     case = Case(worker_wait_s=10.0)
-    case.survival.absentees.came(worker_facts("d1", RoleName.DECODE))
-    case.survival.absentees.went(WorkerId("d1"))
+    case.retry_policy.recently_lost.came(worker_facts("d1", RoleName.DECODE))
+    case.retry_policy.recently_lost.went(WorkerId("d1"))
     case.clock.advance(4.0)
     assert case.choose("p1") == pytest.approx(6.0)
     assert case.choose() == pytest.approx(6.0), "the decode worker could do all itself"
     case.fail("d1")
     assert case.choose("p1") == pytest.approx(6.0)
-    case.survival.absentees.came(worker_facts("d1", RoleName.DECODE, incarnation=2))
+    case.retry_policy.recently_lost.came(worker_facts("d1", RoleName.DECODE, incarnation=2))
     with pytest.raises(WorkerLostError):
         case.choose("p1")
-    case.survival.absentees.went(WorkerId("d1"))
+    case.retry_policy.recently_lost.went(WorkerId("d1"))
     case.clock.advance(10.0)
     with pytest.raises(WorkerLostError, match="worker gone"):
         case.choose("p1")
@@ -256,13 +265,13 @@ def test_a_worker_that_was_lost_is_waited_for_until_it_is_too_late() -> None:
 
 def test_a_lost_worker_that_would_not_help_is_not_waited_for() -> None:
     case = Case(disaggregation=Disaggregation.ALWAYS)
-    case.survival.absentees.came(worker_facts("d1", RoleName.DECODE))
-    case.survival.absentees.went(WorkerId("d1"))
+    case.retry_policy.recently_lost.came(worker_facts("d1", RoleName.DECODE))
+    case.retry_policy.recently_lost.went(WorkerId("d1"))
     with pytest.raises(UnavailableError, match="no prefill"):
         case.choose("d2")
     never = Case(worker_wait_s=0.0)
-    never.survival.absentees.came(worker_facts("d1", RoleName.DECODE))
-    never.survival.absentees.went(WorkerId("d1"))
+    never.retry_policy.recently_lost.came(worker_facts("d1", RoleName.DECODE))
+    never.retry_policy.recently_lost.went(WorkerId("d1"))
     with pytest.raises(UnavailableError):
         never.choose("p1")
 
@@ -272,15 +281,15 @@ def test_attempts_and_budget_are_bounded() -> None:
     denials = []
     for _ in range(3):
         case.fail("p1")
-        denials.append(case.survival.denial(case.history))
+        denials.append(case.retry_policy.denial(case.history))
     assert denials == ["", "", "attempts"]
-    assert case.survival.budget.tokens == 8
+    assert case.retry_policy.budget.tokens == 8
     poor = Case(retry_burst=1, retry_per_s=0.0)
     answers = []
     for _ in range(2):
-        history = History()
-        poor.survival.note(history, failure("p1"))
-        answers.append(poor.survival.denial(history))
+        history = AttemptHistory()
+        poor.retry_policy.note(history, failure("p1"))
+        answers.append(poor.retry_policy.denial(history))
     assert answers == ["", "budget"]
 
 
@@ -307,7 +316,7 @@ def test_suspects_and_open_breakers_only_if_nobody_else_is_left(
     case = Case(disaggregation=mode, breaker_failures=1, worker_wait_s=0.0)
     job = replace(JOB, max_tokens=max_tokens)
     for worker in sorted(tripped):
-        case.survival.breakers.failed(member(worker))
+        case.retry_policy.breakers.failed(member(worker))
     for blamed in failures:
         case.fail(*blamed)
     suspects = set().union(*failures)

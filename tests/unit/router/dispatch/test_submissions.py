@@ -10,14 +10,14 @@ from tandem.core.block_hash import BlockHash, HashRoot, chain
 from tandem.core.ids import RequestId, WorkerId
 from tandem.core.lifecycle import RoleName
 from tandem.core.sampling import SamplingParams
-from tandem.router.dispatch.inflight_request import Inbox, Work
+from tandem.router.dispatch.inflight_request import ArrivalQueue, GenerationRequest
 from tandem.router.workers.prefix_lookup import PrefixFinder
-from tandem.router.workers.proto_convert import GroupBlocks, Load
+from tandem.router.workers.proto_convert import BlockCounts, ReportedLoad
 from tests.unit.router.facts import facts
 from tests.unit.router.stage import Stage, in_loop
 
 PROMPT = list(range(160))
-BLOCKS = GroupBlocks(group=0, total=100, free=100, cached=0, request=0, pushing=0, reserved=0)
+BLOCKS = BlockCounts(group=0, total=100, free=100, cached=0, request=0, pushing=0, reserved=0)
 
 
 class Held:
@@ -43,9 +43,9 @@ async def test_a_pair_s_decode_worker_reserves_what_it_lacks_in_the_form_in_whic
     stage = Stage("p1", "d1", finder=lambda clock: PrefixFinder(index, b""))
     stage.link("p1").facts = facts("p1", RoleName.PREFILL, incarnation=1)
     link = stage.link("d1")
-    link.facts, link.load = facts("d1", RoleName.DECODE, dtype=dtype, incarnation=2), Load(blocks=(BLOCKS,))
-    asked = Work(prompt=PROMPT, sampling=SamplingParams(max_tokens=9), timeout_s=60.0)
-    with stage.dispatcher.fly(RequestId("r"), 0, asked, Inbox(1 << 20)) as flight:
+    link.facts, link.load = facts("d1", RoleName.DECODE, dtype=dtype, incarnation=2), ReportedLoad(blocks=(BLOCKS,))
+    asked = GenerationRequest(prompt=PROMPT, sampling=SamplingParams(max_tokens=9), timeout_s=60.0)
+    with stage.dispatcher.submit(RequestId("r"), 0, asked, ArrivalQueue(1 << 20)) as flight:
         held = exact if dtype == "float32" else converted
         assert flight.plan.prefill == "p1"
         assert flight.plan.decode_hit_tokens == 16 * held

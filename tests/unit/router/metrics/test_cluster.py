@@ -17,7 +17,7 @@ from tandem.core.events import ClusterEvent, EventKind
 from tandem.core.lifecycle import RoleName
 from tandem.router.metrics import cluster
 from tandem.router.metrics.cluster import ClusterWatch, split_of
-from tandem.router.workers.proto_convert import Load
+from tandem.router.workers.proto_convert import ReportedLoad
 from tests.unit.router.stage import Stage, in_loop
 
 
@@ -150,7 +150,9 @@ async def test_tokens_cost_what_their_workers_do() -> None:
     await watch.look()
     assert samples(watch, names.COST) == {}
     stage.clock.advance(10.0)
-    stage.link("p1").load = Load(counters={"step_seconds": 5, "prefill_step_seconds": 5, "prefill_tokens": 10_000})
-    stage.link("d1").load = Load(counters={"step_seconds": 5, "decode_tokens": 1_000})
+    stage.link("p1").load = ReportedLoad(
+        counters={"step_seconds": 5, "prefill_step_seconds": 5, "prefill_tokens": 10_000}
+    )
+    stage.link("d1").load = ReportedLoad(counters={"step_seconds": 5, "decode_tokens": 1_000})
     await watch.look()
     assert samples(watch, names.COST) == pytest.approx({"prefill": 1.0, "decode": 20.0})

@@ -6,10 +6,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tandem.core import metric_names as names
-from tandem.core.metric_names import Source
+from tandem.core.metric_names import MetricSource
 from tandem.router.metrics.router import Metrics
 from tandem.router.metrics.vllm import kv_usage
-from tandem.router.workers.proto_convert import GroupBlocks, Load
+from tandem.router.workers.proto_convert import BlockCounts, ReportedLoad
 from tests.unit.router.stage import Stage, in_loop
 
 WORKER = {"model_name": "m", "worker": "d1", "role": "decode"}
@@ -23,15 +23,15 @@ def values(metrics: Metrics) -> dict[str, list[tuple[dict[str, str], float]]]:
     return found
 
 
-def blocks(group: int, total: int, free: int, cached: int) -> GroupBlocks:
+def blocks(group: int, total: int, free: int, cached: int) -> BlockCounts:
     held = total - free - cached
-    return GroupBlocks(group=group, total=total, free=free, cached=cached, request=held, pushing=0, reserved=0)
+    return BlockCounts(group=group, total=total, free=free, cached=cached, request=held, pushing=0, reserved=0)
 
 
 @in_loop
 async def test_a_worker_s_load() -> None:
     stage = Stage("d1")
-    stage.link("d1").load = Load(
+    stage.link("d1").load = ReportedLoad(
         running_requests=3, queued_requests=2, blocks=(blocks(0, 100, 50, 25),), counters={"preemptions": 4.0}
     )
     found = values(Metrics(lambda: stage.table.links, lambda: 0))
@@ -57,12 +57,12 @@ def test_requests_by_model() -> None:
 
 
 def test_the_fullest_group_counts() -> None:
-    assert kv_usage(Load()) == 0.0
-    assert kv_usage(Load(blocks=(blocks(0, 10, 5, 5), blocks(1, 8, 1, 1)))) == pytest.approx(0.75)
+    assert kv_usage(ReportedLoad()) == 0.0
+    assert kv_usage(ReportedLoad(blocks=(blocks(0, 10, 5, 5), blocks(1, 8, 1, 1)))) == pytest.approx(0.75)
 
 
 def test_every_name_says_what_it_stands_for() -> None:
-    aliases = [metric for metric in names.CATALOGUE.values() if metric.source is Source.VLLM]
+    aliases = [metric for metric in names.CATALOGUE.values() if metric.source is MetricSource.VLLM]
     assert all(metric.startswith("vllm:") and "model_name" in metric.labels for metric in aliases)
     text = Metrics(list, lambda: 0).render().decode()
     for metric in aliases:

@@ -12,7 +12,7 @@ from tandem.core.ids import WorkerId
 from tandem.core.label_limiter import MAX_VALUES, OTHER
 from tandem.core.lifecycle import WorkerState
 from tandem.router.metrics.router import Metrics
-from tandem.router.workers.proto_convert import GroupBlocks, Load, UsedLink
+from tandem.router.workers.proto_convert import BlockCounts, ReportedLink, ReportedLoad
 from tests.unit.router.stage import Stage, in_loop
 
 Samples = dict[tuple[str, ...], float]
@@ -32,12 +32,12 @@ def scraped(stage: Stage) -> dict[str, Samples]:
     return found
 
 
-def link(peer: str, **more: Any) -> UsedLink:
+def link(peer: str, **more: Any) -> ReportedLink:
     fields: dict[str, Any] = {
         "rank": 0, "peer": WorkerId(peer), "peer_rank": 0, "transport": "tcp", "from_host": "a", "to_host": "b",
         "bytes_per_s": 0.0, "latency_s": 0.0, "achieved_bytes_per_s": 1e9, "stalls": 2, "reason": "", "unused": (),
     } | more  # fmt: skip
-    return UsedLink(**fields)
+    return ReportedLink(**fields)
 
 
 @in_loop
@@ -47,7 +47,7 @@ async def test_counters_have_the_labels_of_the_catalogue() -> None:
         "steps": 7.0, "transfer_open": 2.0, names.counter_key(names.KV_LINK_BYTES, peer="d1"): 4096.0,
         "invented": 1.0, "handovers{to=d1}": 1.0, str(names.REQUESTS): 1.0,
     }  # fmt: skip
-    stage.link("p1").load = Load(counters=counters, queued_tokens=5)
+    stage.link("p1").load = ReportedLoad(counters=counters, queued_tokens=5)
     found = scraped(stage)
     assert found[names.STEPS] == {("p1", "prefill"): 7}
     assert found[names.KV_RECEIVING] == {("p1", "prefill"): 2}
@@ -63,7 +63,7 @@ async def test_what_alerts_look_at_is_there_before_it_happened() -> None:
     found = scraped(stage)
     assert found[names.TRANSFERS_FORGOTTEN] == {("m1", "mixed"): 0}
     assert found[names.REATTEMPTS]["lost",] == 0
-    stage.link("m1").load = Load(counters={"transfers_forgotten": 3.0})
+    stage.link("m1").load = ReportedLoad(counters={"transfers_forgotten": 3.0})
     assert scraped(stage)[names.TRANSFERS_FORGOTTEN] == {("m1", "mixed"): 3}
 
 
@@ -87,11 +87,11 @@ async def test_a_worker_s_state_and_lease() -> None:
 async def test_links_between_ranks_are_added_up_and_peers_are_bounded() -> None:
     stage = Stage("p1")
     few = (link("d1"), link("d1", rank=1), link("d2", transport=""), link("d1", transport="grpc"))
-    stage.link("p1").load = Load(links=few)
+    stage.link("p1").load = ReportedLoad(links=few)
     found = scraped(stage)
     assert found[names.KV_LINK_SPEED] == {("p1", "prefill", "d1", "tcp"): 2e9, ("p1", "prefill", "d1", "grpc"): 1e9}
     assert found[names.KV_LINK_STALLS]["p1", "prefill", "d1", "tcp"] == 4
-    stage.link("p1").load = Load(links=tuple(link(f"d{number}") for number in range(MAX_VALUES + 3)))
+    stage.link("p1").load = ReportedLoad(links=tuple(link(f"d{number}") for number in range(MAX_VALUES + 3)))
     speeds = scraped(stage)[names.KV_LINK_SPEED]
     assert len(speeds) == MAX_VALUES + 1
     assert speeds["p1", "prefill", OTHER, "tcp"] == 3e9
@@ -100,7 +100,7 @@ async def test_links_between_ranks_are_added_up_and_peers_are_bounded() -> None:
 @in_loop
 async def test_blocks_by_state() -> None:
     stage = Stage("d1")
-    blocks = GroupBlocks(group=0, total=9, free=1, cached=2, request=3, pushing=1, reserved=2)
-    stage.link("d1").load = Load(blocks=(blocks,))
+    blocks = BlockCounts(group=0, total=9, free=1, cached=2, request=3, pushing=1, reserved=2)
+    stage.link("d1").load = ReportedLoad(blocks=(blocks,))
     states = {labels[3]: value for labels, value in scraped(stage)[names.KV_BLOCKS].items()}
     assert states == pytest.approx({"free": 1, "cached": 2, "request": 3, "pushing": 1, "reserved": 2})

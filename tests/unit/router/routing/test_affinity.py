@@ -10,7 +10,7 @@ import pytest
 from tandem.core.config import Disaggregation
 from tandem.core.ids import Incarnation, WorkerId
 from tandem.core.lifecycle import RoleName
-from tandem.router.routing.affinity import AFFINITY_REQUESTS, AFFINITY_TOKENS, leaning
+from tandem.router.routing.affinity import AFFINITY_REQUESTS, AFFINITY_TOKENS, with_affinity
 from tandem.router.routing.plan import Candidate, Job, Plan
 from tandem.router.routing.policies.cost import CostPolicy
 
@@ -26,13 +26,13 @@ def workers(role: RoleName, count: int, **of: dict[str, Any]) -> list[Candidate]
 
 
 def plan(key: str, **of: dict[str, Any]) -> Plan:
-    able = leaning(key, [candidate for role in ROLES for candidate in workers(role, 4, **of)])
+    able = with_affinity(key, [candidate for role in ROLES for candidate in workers(role, 4, **of)])
     job = Job(prompt_tokens=100, max_tokens=10, is_kept_together=bool(key))
     return CostPolicy(Disaggregation.ALWAYS).plan(job, able)
 
 
 def homes(key: str, candidates: list[Candidate]) -> set[WorkerId]:
-    seen = leaning(key, candidates)
+    seen = with_affinity(key, candidates)
     return {after.worker for before, after in zip(candidates, seen, strict=True) if after == before}
 
 

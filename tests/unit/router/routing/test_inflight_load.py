@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from tandem.core.prefill_queue import ASSUMED_TOKENS_PER_S, QueuedWork, QueueRules, attended
-from tandem.router.routing.inflight_load import STALE_S, Outstanding, Sent, sent
+from tandem.router.routing.inflight_load import STALE_S, InFlightWork, Outstanding, sent
 from tandem.router.routing.plan import Job
 from tests.unit.router.candidates import at
 
 
-def prompt(tokens: int) -> Sent:
-    return Sent(work=QueuedWork(1.0, tokens), blocks=1)
+def prompt(tokens: int) -> InFlightWork:
+    return InFlightWork(work=QueuedWork(1.0, tokens), blocks=1)
 
 
 def test_counted_at_once_and_no_more_when_a_report_counts_it() -> None:
@@ -47,7 +47,7 @@ def test_a_stale_report_counts_no_more_and_own_dispatches_do() -> None:
 def test_ends_leave_nothing() -> None:
     outstanding = Outstanding()
     for name in ("a", "b"):
-        outstanding.add(name, Sent(work=None))
+        outstanding.add(name, InFlightWork(work=None))
     outstanding.end("a")
     outstanding.end("a")
     for of_nobody in (outstanding.acknowledge, outstanding.compute):
@@ -79,21 +79,21 @@ def test_what_a_leg_counts_as() -> None:
 def test_kv_is_on_its_way_from_the_first_token_to_the_next_one() -> None:
     """At the worker that computed it until that one is let go, at the other until its own first token."""
     sender, receiver = Outstanding(), Outstanding()
-    sender.add("a", Sent(work=QueuedWork(1.0, 100), moved_tokens=100))
-    receiver.add("a", Sent(work=None, moved_tokens=100))
-    sender.add("b", Sent(work=QueuedWork(1.0, 7)))
-    assert (sender.crossing_tokens, receiver.crossing_tokens) == (0, 0), "not computed yet"
+    sender.add("a", InFlightWork(work=QueuedWork(1.0, 100), moved_tokens=100))
+    receiver.add("a", InFlightWork(work=None, moved_tokens=100))
+    sender.add("b", InFlightWork(work=QueuedWork(1.0, 7)))
+    assert (sender.tokens_in_transfer, receiver.tokens_in_transfer) == (0, 0), "not computed yet"
     before = receiver.changes
     for name in ("a", "b"):
         assert sender.compute(name)
         receiver.depart(name)
-    assert (sender.crossing_tokens, receiver.crossing_tokens) == (100, 100)
+    assert (sender.tokens_in_transfer, receiver.tokens_in_transfer) == (100, 100)
     assert receiver.changes > before, "a plan that was made of it is out of date"
     sender.end("a")
     assert not receiver.compute("a")
     receiver.depart("a")
-    assert (sender.crossing_tokens, receiver.crossing_tokens) == (0, 0)
-    receiver.add("c", Sent(work=None, moved_tokens=5))
+    assert (sender.tokens_in_transfer, receiver.tokens_in_transfer) == (0, 0)
+    receiver.add("c", InFlightWork(work=None, moved_tokens=5))
     receiver.depart("c")
     receiver.clear()
-    assert receiver.crossing_tokens == 0
+    assert receiver.tokens_in_transfer == 0

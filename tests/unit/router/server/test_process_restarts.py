@@ -9,7 +9,7 @@ import pytest
 
 from tandem.core.clock import ManualClock
 from tandem.core.config import RouterConfig
-from tandem.router.admin.replicated_settings import Orders
+from tandem.router.admin.replicated_settings import ReplicatedSettings
 from tandem.router.server.multiprocess import Process
 from tandem.router.server.ready_file import Ready
 
@@ -48,7 +48,7 @@ def test_it_waits_longer_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         await pause(0)
 
     monkeypatch.setattr(asyncio, "sleep", skip)
-    process = ShortLived(config, 0, Orders(), ManualClock())
+    process = ShortLived(config, 0, ReplicatedSettings(), ManualClock())
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(process.keep())
     assert process.starts == STARTS

@@ -16,12 +16,12 @@ from tandem.core.ids import RequestId
 from tandem.core.lifecycle import FinishReason, Phase
 from tandem.core.metric_names import RECOMPUTED_TOKENS
 from tandem.core.sampling import SamplingParams
-from tandem.router.admission.admission_controller import ANSWER_TOKENS, Admission
-from tandem.router.admission.slo import Terms
-from tandem.router.dispatch.inflight_request import Work
+from tandem.router.admission.admission_controller import ANSWER_TOKENS, AdmissionController
+from tandem.router.admission.slo import SloTerms
+from tandem.router.dispatch.inflight_request import GenerationRequest
 from tandem.router.metrics.router import Metrics
 from tandem.router.serving.choices import AnswerSettings
-from tandem.router.serving.response_stream import Answer, AnswerDesk
+from tandem.router.serving.response_stream import ResponseFactory, ResponseStream
 from tandem.router.tenancy.budgets import Budgets
 from tandem.router.tokenization.detokenizer import ByteDetokenizer
 from tandem.statestore.stores.budgets import Charge
@@ -51,25 +51,25 @@ class Desk:
         self.metrics = metrics
         budget = BudgetSection(requests_per_minute=60)
         self._budgets = Budgets({"*": budget}, self.books, stage.clock, lambda reason: None)
-        self.admission = Admission(rules, stage.clock, lambda model, need: has_room, metrics)
-        self._desk = AnswerDesk(stage.dispatcher, self.admission, self._budgets, metrics, stage.clock)
+        self.admission = AdmissionController(rules, stage.clock, lambda model, need: has_room, metrics)
+        self._response_factory = ResponseFactory(stage.dispatcher, self.admission, self._budgets, metrics, stage.clock)
 
-    def open(self, works: int = 1, received_s: float = 100.0, *, is_background: bool = False) -> Answer:
+    def open(self, works: int = 1, received_s: float = 100.0, *, is_background: bool = False) -> ResponseStream:
         tokenizer: Any = SimpleNamespace(detokenizer=lambda: ByteDetokenizer(lambda token: b"x"))
         settings = AnswerSettings(
             api="chat", model="m", tokenizer=tokenizer, stop=(), received_s=received_s, backlog_bytes=1 << 20
         )
         sampling = SamplingParams(max_tokens=200)
-        terms = Terms(is_background=is_background)
-        work = Work(prompt=[1] * PROMPT_TOKENS, sampling=sampling, timeout_s=60.0, terms=terms)
-        return self._desk.open(RequestId("r"), [work] * works, settings)
+        terms = SloTerms(is_background=is_background)
+        work = GenerationRequest(prompt=[1] * PROMPT_TOKENS, sampling=sampling, timeout_s=60.0, terms=terms)
+        return self._response_factory.open(RequestId("r"), [work] * works, settings)
 
     async def settled(self) -> list[Charge]:
         await self._budgets.flush()
         return self.books.charges
 
 
-async def end(answer: Answer, error: TandemError) -> None:
+async def end(answer: ResponseStream, error: TandemError) -> None:
     answer.cancel(error)
     with pytest.raises(type(error)):
         await answer.next()
@@ -80,32 +80,32 @@ async def test_who_waited_for_workers_that_did_not_come_gets_everything_back() -
     stage = Stage("p1", "d1", worker_wait_s=10.0)
     stage.go("p1")
     stage.go("d1")
-    desk = Desk(stage)
-    with desk.open() as answer:
+    response_factory = Desk(stage)
+    with response_factory.open() as answer:
         stage.clock.advance(11.0)
         stage.wake()
         with pytest.raises(UnavailableError):
             await answer.next()
-    assert await desk.settled() == [Charge(requests=-1, tokens=-CHARGED, is_asked=False)]
+    assert await response_factory.settled() == [Charge(requests=-1, tokens=-CHARGED, is_asked=False)]
 
 
 @in_loop
 async def test_who_was_sent_off_in_vain_gets_everything_back() -> None:
-    desk = Desk(Stage("p1", "d1"))
-    with desk.open() as answer:
+    response_factory = Desk(Stage("p1", "d1"))
+    with response_factory.open() as answer:
         await end(answer, WorkerLostError("it is gone"))
-    assert await desk.settled() == [Charge(requests=-1, tokens=-CHARGED, is_asked=False)]
+    assert await response_factory.settled() == [Charge(requests=-1, tokens=-CHARGED, is_asked=False)]
 
 
 @in_loop
 async def test_who_got_something_pays_for_what_it_got() -> None:
     stage = Stage("p1", "d1")
-    desk = Desk(stage)
-    with desk.open() as answer:
+    response_factory = Desk(stage)
+    with response_factory.open() as answer:
         stage.say("p1", chunk(0, 0, 10))
         assert [update.text for update in await answer.next() or ()] == ["x"]
         await end(answer, WorkerLostError("it is gone"))
-    assert await desk.settled() == [Charge(requests=0, tokens=PROMPT_TOKENS + 1 - CHARGED, is_asked=False)]
+    assert await response_factory.settled() == [Charge(requests=0, tokens=PROMPT_TOKENS + 1 - CHARGED, is_asked=False)]
 
 
 @in_loop
@@ -147,28 +147,28 @@ async def test_who_follows_hears_of_the_failure_behind_what_came() -> None:
 @pytest.mark.parametrize("error", [CancelledError("the client left"), DeadlineError("its time is over")])
 @in_loop
 async def test_who_ends_it_by_itself_pays_for_the_prompt(error: TandemError) -> None:
-    desk = Desk(Stage("p1", "d1"))
-    with desk.open() as answer:
+    response_factory = Desk(Stage("p1", "d1"))
+    with response_factory.open() as answer:
         await end(answer, error)
-    assert await desk.settled() == [Charge(requests=0, tokens=PROMPT_TOKENS - CHARGED, is_asked=False)]
+    assert await response_factory.settled() == [Charge(requests=0, tokens=PROMPT_TOKENS - CHARGED, is_asked=False)]
 
 
 @in_loop
 async def test_a_second_prompt_that_nobody_takes_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage("p1", "d1")
-    desk, fly = Desk(stage), stage.dispatcher.fly
+    response_factory, submit = Desk(stage), stage.dispatcher.submit
     flown: list[Any] = []
 
     def once(*arguments: Any, **more: Any) -> Any:
         if flown:
             raise UnavailableError("no worker")
         flown.append(arguments)
-        return fly(*arguments, **more)
+        return submit(*arguments, **more)
 
     monkeypatch.setattr(stage.dispatcher, "fly", once)
-    with pytest.raises(UnavailableError), desk.open(works=2):
+    with pytest.raises(UnavailableError), response_factory.open(works=2):
         pass
-    assert await desk.settled() == [Charge(requests=-1, tokens=-2 * CHARGED, is_asked=False)]
+    assert await response_factory.settled() == [Charge(requests=-1, tokens=-2 * CHARGED, is_asked=False)]
 
 
 @in_loop
@@ -183,13 +183,13 @@ async def test_its_time_runs_from_its_arrival() -> None:
 @in_loop
 async def test_who_is_of_a_batch_waits_in_no_queue_and_is_in_no_budget() -> None:
     stage = Stage("p1", "d1")
-    desk = Desk(stage, has_room=False)
-    with desk.open(is_background=True) as answer, desk.open():
+    response_factory = Desk(stage, has_room=False)
+    with response_factory.open(is_background=True) as answer, response_factory.open():
         (flight,) = stage.dispatcher.flights
         assert flight.is_background
-        assert desk.admission.waiting == 1, "the other one, for which a client waits"
+        assert response_factory.admission.waiting == 1, "the other one, for which a client waits"
         await end(answer, CancelledError("the batch yields"))
-    assert len(await desk.settled()) == 1
+    assert len(await response_factory.settled()) == 1
 
 
 @pytest.mark.parametrize(("is_background", "count"), [(True, 0), (False, 1)])
@@ -206,8 +206,11 @@ async def test_the_planner_hears_of_what_clients_wait_for_and_not_of_batches(is_
 @in_loop
 async def test_every_phase_of_a_request_that_crosses_is_measured() -> None:
     stage = Stage("p1", "d1")
-    desk, handoff = Desk(stage), HandoffTiming(ticket_wait_s=0, sample_to_step_s=0.5, last_wire_s=0, step_rest_s=0)
-    with desk.open() as answer:
+    response_factory, handoff = (
+        Desk(stage),
+        HandoffTiming(ticket_wait_s=0, sample_to_step_s=0.5, last_wire_s=0, step_rest_s=0),
+    )
+    with response_factory.open() as answer:
         stage.clock.advance(1.0)
         stage.dispatcher.on_phase(stage.link("p1"), "r", 1, Phase.PREFILL)
         stage.clock.advance(2.0)
@@ -220,7 +223,7 @@ async def test_every_phase_of_a_request_that_crosses_is_measured() -> None:
         while await answer.next() is not None:
             pass
     names = ("queue", "prefill", "transfer", "decode")
-    assert {name: sums(getattr(desk.metrics.of(""), name)) for name in names} == {
+    assert {name: sums(getattr(response_factory.metrics.of(""), name)) for name in names} == {
         "queue": (1, 1.0), "prefill": (1, 2.0), "transfer": (1, 0.5), "decode": (1, 7.0)
     }  # fmt: skip
 
@@ -228,21 +231,21 @@ async def test_every_phase_of_a_request_that_crosses_is_measured() -> None:
 @in_loop
 async def test_a_request_of_a_batch_is_in_no_histogram_of_phases() -> None:
     stage = Stage("m1", disaggregation=Disaggregation.NEVER)
-    desk = Desk(stage)
-    with desk.open(is_background=True) as answer:
+    response_factory = Desk(stage)
+    with response_factory.open(is_background=True) as answer:
         stage.dispatcher.on_phase(stage.link("m1"), "r", 1, Phase.PREFILL)
         stage.say("m1", chunk(0, 0, 10, 11, cached_tokens=0, finish=FinishReason.LENGTH))
         while await answer.next() is not None:
             pass
-    measured = desk.metrics.of("")
+    measured = response_factory.metrics.of("")
     assert [sums(one)[0] for one in (measured.queue, measured.prefill, measured.decode)] == [0, 0, 0]
 
 
 @in_loop
 async def test_what_was_computed_again_is_counted_with_its_cause() -> None:
     stage = Stage("m1", "m2", disaggregation=Disaggregation.NEVER)
-    desk = Desk(stage)
-    with desk.open() as answer:
+    response_factory = Desk(stage)
+    with response_factory.open() as answer:
         (flight,) = stage.dispatcher.flights
         first = flight.plan.decode
         stage.say(first, chunk(0, 0, 10, 11, cached_tokens=0))
@@ -251,7 +254,7 @@ async def test_what_was_computed_again_is_counted_with_its_cause() -> None:
         stage.say(flight.plan.decode, chunk(0, 2, 12, attempt=2, cached_tokens=96, finish=FinishReason.LENGTH))
         while await answer.next() is not None:
             pass
-    text = desk.metrics.render().decode()
+    text = response_factory.metrics.render().decode()
     assert f'{RECOMPUTED_TOKENS}{{cause="lost"}} {PROMPT_TOKENS + 2 - 96:.1f}' in text
 
 

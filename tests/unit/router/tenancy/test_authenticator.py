@@ -9,7 +9,7 @@ from tandem.core.config import Anonymous
 from tandem.core.errors import AuthError, PermissionDeniedError, StartupError
 from tandem.core.secret import ClusterSecret
 from tandem.router.admission.slo import ANONYMOUS
-from tandem.router.tenancy.authenticator import Gate, TenantSalts
+from tandem.router.tenancy.authenticator import Authenticator, TenantSalts
 
 
 class Watch:
@@ -21,10 +21,10 @@ class Watch:
         return self.now_s
 
 
-def opened(anonymous: Anonymous = Anonymous.LOOPBACK, **wish: object) -> tuple[Gate, str, ApiKey, Watch]:
+def opened(anonymous: Anonymous = Anonymous.LOOPBACK, **wish: object) -> tuple[Authenticator, str, ApiKey, Watch]:
     """A gate with one key."""
     watch = Watch()
-    gate = Gate(anonymous, watch)
+    gate = Authenticator(anonymous, watch)
     text, key = draw(KeyWish(**{"tenant": "acme", "slo": "fast", "priority": -5, **wish}), watch())  # type: ignore[arg-type]
     gate.set_keys([key])
     return gate, text, key, watch
@@ -71,7 +71,7 @@ def test_an_expired_key_is_refused_without_any_news() -> None:
 
 
 def test_without_any_key_everybody_is_let_in_but_not_as_an_admin() -> None:
-    gate = Gate(Anonymous.LOOPBACK, Watch())
+    gate = Authenticator(Anonymous.LOOPBACK, Watch())
     for header in (None, "Bearer none", "Bearer sk-whatever"):
         assert gate.admit(header, Scope.INFER) == ANONYMOUS
         assert gate.admit(header, Scope.METRICS) == ANONYMOUS
@@ -99,7 +99,7 @@ def test_a_lost_key_is_no_anonymous_request_even_where_these_are_allowed() -> No
 
 
 def test_never_means_never() -> None:
-    gate = Gate(Anonymous.NEVER, Watch())
+    gate = Authenticator(Anonymous.NEVER, Watch())
     with pytest.raises(AuthError, match="no API key was given"):
         gate.admit(None, Scope.INFER)
 
@@ -118,7 +118,7 @@ def test_never_means_never() -> None:
     ],
 )
 def test_nobody_listens_to_the_world_by_accident(host: str, anonymous: Anonymous, has_key: bool, is_fine: bool) -> None:
-    gate = opened(anonymous)[0] if has_key else Gate(anonymous, Watch())
+    gate = opened(anonymous)[0] if has_key else Authenticator(anonymous, Watch())
     if is_fine:
         gate.check_host(host)
     else:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tandem.core.errors import CancelledError, DeadlineError, InvalidRequestError, TandemError
 from tandem.core.ids import RequestId
 from tandem.core.sampling import SamplingParams
-from tandem.router.admission.slo import Terms
-from tandem.router.dispatch.inflight_request import Work
-from tandem.router.dispatch.traces import Moment, Trace
+from tandem.router.admission.slo import SloTerms
+from tandem.router.dispatch.inflight_request import GenerationRequest
+from tandem.router.dispatch.traces import Moment, RequestTrace
 from tandem.router.tracing.calls import AnswerEnd, context_of
 from tandem.router.tracing.span_tree import Branch, branches, call_attributes, error_attributes, is_fault
 
@@ -27,16 +27,18 @@ def moment(what: str, at_s: float, attempt: int = 1, why: str = "") -> Moment:
     return Moment(attempt, what, at_s, "p0", "d0", why)
 
 
-def trace(*moments: Moment, request: str = "r", ended_s: float | None = 9.0) -> Trace:
-    return Trace(
+def trace(*moments: Moment, request: str = "r", ended_s: float | None = 9.0) -> RequestTrace:
+    return RequestTrace(
         request=request, model="m", outcome="finished", error="", reason="least", arrived_s=0.0, ended_s=ended_s,
         prompt_tokens=7, output_tokens=3, cached_tokens=None, handoff=HANDOFF, moments=moments,
     )  # fmt: skip
 
 
-def answer(*traces: Trace, error: TandemError | None = None, ended_s: float = 10.0, **more: Any) -> AnswerEnd:
+def answer(*traces: RequestTrace, error: TandemError | None = None, ended_s: float = 10.0, **more: Any) -> AnswerEnd:
     sampling = SamplingParams(max_tokens=5, temperature=0.5, n=more.pop("n", 1), seed=1)
-    work = Work(prompt=[1, 2], sampling=sampling, timeout_s=60.0, model="m", arrived_s=0.0, terms=Terms(slo="fast"))
+    work = GenerationRequest(
+        prompt=[1, 2], sampling=sampling, timeout_s=60.0, model="m", arrived_s=0.0, terms=SloTerms(slo="fast")
+    )
     return AnswerEnd(
         id=RequestId("r"), model="tiny", works=[work], traces=traces, read_s=0.5, first_token_s=3.0, ended_s=ended_s,
         input_tokens=2, output_tokens=3, cached_tokens=1, finish_reasons=["stop"], error=error,

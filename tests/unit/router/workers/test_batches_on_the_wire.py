@@ -11,7 +11,7 @@ import pytest
 from tandem.core.ids import RequestId
 from tandem.core.lifecycle import Phase
 from tandem.core.sampling import SamplingParams
-from tandem.router.dispatch.inflight_request import Inbox, Work
+from tandem.router.dispatch.inflight_request import ArrivalQueue, GenerationRequest
 from tandem.router.workers import proto_convert
 from tandem.rpc.v1 import worker_pb2 as w
 from tests.unit.router.stage import Stage
@@ -51,9 +51,9 @@ def test_a_message_that_is_too_large_for_a_batch_goes_alone(monkeypatch: pytest.
 
 def test_legs_carry_the_prompt_packed_and_batches_are_heard_in_order() -> None:
     async def run() -> None:
-        stage, inbox = Stage("p", "d"), Inbox(1 << 20)
-        work = Work(prompt=[3, 1, 4, 1, 5], sampling=SamplingParams(max_tokens=4), timeout_s=60.0)
-        with stage.dispatcher.fly(RequestId("r"), 0, work, inbox) as flight:
+        stage, inbox = Stage("p", "d"), ArrivalQueue(1 << 20)
+        work = GenerationRequest(prompt=[3, 1, 4, 1, 5], sampling=SamplingParams(max_tokens=4), timeout_s=60.0)
+        with stage.dispatcher.submit(RequestId("r"), 0, work, inbox) as flight:
             for worker, leg in (("p", w.LEG_PREFILL), ("d", w.LEG_DECODE)):
                 (submit,) = stage.submitted(worker)
                 assert submit.leg == leg

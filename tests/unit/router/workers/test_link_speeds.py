@@ -15,11 +15,11 @@ from tandem.core.lifecycle import RoleName
 from tandem.core.link_speed import LinkSpeed
 from tandem.router.routing.plan import Candidate, form, held_tokens
 from tandem.router.workers.link_speeds import LinkSpeedView
-from tandem.router.workers.proto_convert import UsedLink, WorkerFacts, load_from_wire
+from tandem.router.workers.proto_convert import ReportedLink, WorkerFacts, load_from_wire
 from tandem.rpc.v1 import worker_pb2 as w
 
 TCP = LinkSpeed(from_host="a", to_host="b", transport="tcp", peer="d0", bytes_per_s=1e9)
-USED = UsedLink(
+USED = ReportedLink(
     rank=0, peer=WorkerId("d0"), peer_rank=0, transport="grpc", from_host="a", to_host="b", bytes_per_s=5e7,
     latency_s=1e-4, achieved_bytes_per_s=0.0, stalls=0, reason="", unused=(),
 )  # fmt: skip
@@ -28,10 +28,10 @@ USED = UsedLink(
 @dataclass(frozen=True)
 class End:
     facts: WorkerFacts | None
-    used_links: Sequence[UsedLink] = ()
+    used_links: Sequence[ReportedLink] = ()
 
 
-def end(name: str, host: str, *links: UsedLink, transports: tuple[str, ...] = ("tcp", "grpc")) -> End:
+def end(name: str, host: str, *links: ReportedLink, transports: tuple[str, ...] = ("tcp", "grpc")) -> End:
     profile = KVProfile(fingerprint="f", identity=(), layout=KVLayout(groups=()))
     facts = WorkerFacts(
         worker=WorkerId(name), incarnation=Incarnation(1), role=RoleName.PREFILL, address="", model="m",

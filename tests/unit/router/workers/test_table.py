@@ -10,10 +10,10 @@ from typing import Any
 from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
 from tandem.core.prefill_queue import FIRST_COME, PrefillSpeed, QueuedWork, QueueRules
-from tandem.router.routing.inflight_load import STALE_S, Outstanding, Sent
+from tandem.router.routing.inflight_load import STALE_S, InFlightWork, Outstanding
 from tandem.router.routing.plan import Candidate
 from tandem.router.routing.prefill_utilization import ComputingShare
-from tandem.router.workers.proto_convert import GroupBlocks, Load, load_from_wire
+from tandem.router.workers.proto_convert import BlockCounts, ReportedLoad, load_from_wire
 from tandem.router.workers.table import WorkerTable
 from tandem.rpc.v1 import worker_pb2 as w
 from tests.unit.router.facts import facts
@@ -49,7 +49,7 @@ class Here:
 
 def _link() -> Any:
     return SimpleNamespace(
-        worker=WorkerId("p0"), facts=facts("p0", RoleName.PREFILL), load=Load(), outstanding=Outstanding(),
+        worker=WorkerId("p0"), facts=facts("p0", RoleName.PREFILL), load=ReportedLoad(), outstanding=Outstanding(),
         computing=ComputingShare(), is_up=True, is_registered=True, takes_work=True, last_used=4, used_links=(),
     )  # fmt: skip
 
@@ -68,19 +68,19 @@ def test_a_report_as_it_is() -> None:
 def test_how_much_of_its_time_it_computes_and_what_is_on_its_way() -> None:
     here = Here()
     here.link.computing.share = 0.6
-    here.link.outstanding.add("a", Sent(work=QueuedWork(101.0, 50), moved_tokens=50))
+    here.link.outstanding.add("a", InFlightWork(work=QueuedWork(101.0, 50), moved_tokens=50))
     here.report(100.0)
-    assert (here.candidate(100.05).computing, here.candidate(100.05).crossing_tokens) == (0.6, 0)
+    assert (here.candidate(100.05).computing, here.candidate(100.05).tokens_in_transfer) == (0.6, 0)
     here.link.outstanding.compute("a")
-    assert here.candidate(100.06).crossing_tokens == 50
+    assert here.candidate(100.06).tokens_in_transfer == 50
     assert here.candidate(102.0).computing == 0.0, "who is silent has nothing to do"
 
 
 def test_what_was_sent_since_is_added() -> None:
     here = Here()
     here.report(100.0)
-    here.link.outstanding.add("a", Sent(work=QueuedWork(101.0, 50), blocks=7))
-    here.link.outstanding.add("b", Sent(work=None, blocks=70))
+    here.link.outstanding.add("a", InFlightWork(work=QueuedWork(101.0, 50), blocks=7))
+    here.link.outstanding.add("b", InFlightWork(work=None, blocks=70))
     one = here.candidate(100.05)
     assert (one.queued_tokens, one.queued_requests, one.in_flight, one.free_blocks) == (950, 3, 7, 0)
     assert one.queue[-1] == QueuedWork(101.0, 50)
@@ -89,7 +89,7 @@ def test_what_was_sent_since_is_added() -> None:
 def test_an_old_report_counts_no_more_but_measurements_do() -> None:
     here = Here()
     here.report(100.0)
-    here.link.outstanding.add("a", Sent(work=QueuedWork(101.0, 50)))
+    here.link.outstanding.add("a", InFlightWork(work=QueuedWork(101.0, 50)))
     one = here.candidate(100.1 + STALE_S)
     assert (one.queued_tokens, one.queued_requests, one.in_flight, one.running) == (50, 1, 1, 0)
     assert list(one.queue) == [QueuedWork(101.0, 50)]
@@ -103,7 +103,7 @@ def test_impossible_rules_are_first_come_first_served() -> None:
     load = load_from_wire(report, 0.0)
     assert load.queue_rules == FIRST_COME
     assert dataclasses.replace(load, blocks=()).total_blocks == 0
-    assert load.blocks == (GroupBlocks(group=0, total=100, free=40, cached=20, request=0, pushing=0, reserved=0),)
+    assert load.blocks == (BlockCounts(group=0, total=100, free=40, cached=20, request=0, pushing=0, reserved=0),)
 
 
 def test_what_is_known_of_workers_is_made_anew_when_it_changes() -> None:
@@ -116,7 +116,7 @@ def test_what_is_known_of_workers_is_made_anew_when_it_changes() -> None:
         link, request = dice.choice(links), dice.choice(names)
         kind = dice.randrange(8)
         if kind == 0:
-            link.outstanding.add(request, Sent(work=dice.choice(rows), blocks=dice.randrange(9)))
+            link.outstanding.add(request, InFlightWork(work=dice.choice(rows), blocks=dice.randrange(9)))
         elif kind == 1:
             link.outstanding.acknowledge(request)
         elif kind == 2:
@@ -124,7 +124,7 @@ def test_what_is_known_of_workers_is_made_anew_when_it_changes() -> None:
         elif kind == 3:
             link.outstanding.end(request)
         elif kind == 4:
-            link.load = Load(in_flight=dice.randrange(9), queued_tokens=dice.randrange(99))
+            link.load = ReportedLoad(in_flight=dice.randrange(9), queued_tokens=dice.randrange(99))
             link.outstanding.report(stage.clock.now_s())
         elif kind == 5:
             stage.table.note_use(link)

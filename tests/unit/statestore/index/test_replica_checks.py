@@ -71,10 +71,10 @@ def test_who_is_distrusted_is_read_soon_then_ever_later_until_it_agrees(
     follower = replica._followers[W]
     delays = []
     for _ in range(9):
-        replica._distrust(follower)
+        replica._schedule_resync(follower)
         delays.append(follower.read_at_s - clock.now_s())
         clock.advance(3.0)
     assert delays == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0])
     heard(replica, follower.at)
-    replica._distrust(follower)
+    replica._schedule_resync(follower)
     assert follower.read_at_s - clock.now_s() == pytest.approx(0.05)

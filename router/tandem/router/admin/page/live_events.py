@@ -40,7 +40,7 @@ _COUNTERS = ("step_seconds", "prefill_tokens", "decode_tokens", "kv_sent_bytes")
 Read = Callable[[], Awaitable[Any]]
 
 
-class LiveDesk:
+class LiveEvents:
     """`sections`: how to read each, as plain values; `read_s`: how long one may take, it is reported late afterwards.
     Belongs to the event loop."""
 
@@ -108,23 +108,23 @@ class LiveDesk:
 class LiveStream(StreamingResponse):
     """The response to one viewer; it ends when that one reads nothing for STALL_S."""
 
-    def __init__(self, desk: LiveDesk) -> None:
+    def __init__(self, handlers: LiveEvents) -> None:
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        super().__init__(desk.frames(), media_type="text/event-stream", headers=headers)
-        self._desk = desk
+        super().__init__(handlers.frames(), media_type="text/event-stream", headers=headers)
+        self._handlers = handlers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def bounded(message: Message) -> None:
             async with asyncio.timeout(STALL_S):
                 await send(message)
 
-        self._desk.viewers += 1
+        self._handlers.viewers += 1
         try:
             await super().__call__(scope, receive, bounded)
         except* TimeoutError:
             _log.warning("a page was given up that did not read for %g s", STALL_S)
         finally:
-            self._desk.viewers -= 1
+            self._handlers.viewers -= 1
 
 
 def trimmed(status: dict[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ Slot = dict[str, Any]
 """{"slot", "ttft": {bound: count}, "itl": …, "counts": {name: count}}: increases in that slot."""
 
 
-class Figures:
+class TimeSeries:
     """`run` notes a slot after the other; belongs to the event loop. `wall_s` gives seconds since 1970."""
 
     def __init__(self, metrics: Metrics, wall_s: Callable[[], float]) -> None:

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from tandem.core.errors import InvalidRequestError
 from tandem.core.ids import new_request_id
-from tandem.router.api.frontend import Door
+from tandem.router.api.frontend import Frontend
 from tandem.router.api.http import schemas
 from tandem.router.api.http.auth_context import arrived_s_of, call_of, caller_of, wish_of
 from tandem.router.api.http.body_parser import (
@@ -34,27 +34,27 @@ from tandem.router.api.http.error_middleware import Endpoint, counted, guarded, 
 from tandem.router.api.http.errors import error_response
 from tandem.router.api.http.headers import header
 from tandem.router.api.http.openapi import document
-from tandem.router.api.http.response_bodies import Frame
+from tandem.router.api.http.response_bodies import ResponseFrame
 from tandem.router.api.http.sse import ROUTE_HEADER, TIMING_HEADER, AnswerReply
 from tandem.router.api.http.unsupported_endpoints import absent
 from tandem.router.error_quoting import shortened
 from tandem.router.metrics.router import CONTENT_TYPE
-from tandem.router.serving.request_parser import Ask, check_ids
-from tandem.router.tokenization.models import Model
+from tandem.router.serving.request_parser import ApiRequest, check_ids
+from tandem.router.tokenization.models import TokenizedModel
 from tandem.router.version import version
 
 
-def create_app(door: Door) -> FastAPI:
+def create_app(frontend: Frontend) -> FastAPI:
     """The application; it holds no state of its own."""
     # The framework's own telemetry would export clients' texts, if an environment variable enabled it.
     silence = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
     app = _App(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, telemetry=silence)
     app.add_exception_handler(HTTPException, _http_error)
-    api = _Api(door)
-    app.add_hot_route("/v1/chat/completions", counted(door, "chat", api.chat))
-    app.add_hot_route("/v1/completions", counted(door, "completions", api.completions))
-    app.add_route("/tokenize", counted(door, "tokenize", api.tokenize), methods=["POST"])
-    app.add_route("/detokenize", counted(door, "detokenize", api.detokenize), methods=["POST"])
+    api = _Api(frontend)
+    app.add_hot_route("/v1/chat/completions", counted(frontend, "chat", api.chat))
+    app.add_hot_route("/v1/completions", counted(frontend, "completions", api.completions))
+    app.add_route("/tokenize", counted(frontend, "tokenize", api.tokenize), methods=["POST"])
+    app.add_route("/detokenize", counted(frontend, "detokenize", api.detokenize), methods=["POST"])
     app.add_route("/v1/models", guarded(api.models), methods=["GET"])
     app.add_route("/v1/models/{model:path}", guarded(api.model), methods=["GET"])
     app.add_route("/livez", guarded(api.livez), methods=["GET"])
@@ -95,8 +95,8 @@ class _App(FastAPI):
 
 
 class _Api:
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
         self._document: tuple[object, bytes] | None = None
         """The OpenAPI document, and what it was made of."""
 
@@ -110,17 +110,19 @@ class _Api:
         body = await self._read(request, schemas.CompletionRequest, schemas.without_neutral_completion)
         return await self._generate(request, body, completion_ask(body), received_s)
 
-    async def _generate(self, request: Request, body: schemas.SamplingFields, ask: Ask, received_s: float) -> Response:
-        door = self._door
+    async def _generate(
+        self, request: Request, body: schemas.SamplingFields, ask: ApiRequest, received_s: float
+    ) -> Response:
+        frontend = self._frontend
         check_streaming(body)
         wish = wish_of(request, body.priority, body.timeout)
         ask.caller, ask.wish, ask.call = caller_of(request), wish, call_of(request)
         with present(request):
-            works = await door.read(ask, received_s)
+            works = await frontend.read(ask, received_s)
         is_chat = ask.api == "chat"
-        frame = Frame(
+        frame = ResponseFrame(
             id=new_request_id("chatcmpl" if is_chat else "cmpl"),
-            created=int(door.wall_s()),
+            created=int(frontend.wall_s()),
             model=body.model,
             is_chat=is_chat,
             prompts=tuple(work.prompt for work in works),
@@ -133,10 +135,10 @@ class _Api:
             names_tier=is_chat and body.service_tier is not None,
         )
         return AnswerReply(
-            door.desk,
+            frontend.response_factory,
             works,
             frame,
-            door.answer_settings(ask, received_s),
+            frontend.answer_settings(ask, received_s),
             is_stream=bool(body.stream),
             wants_timing=header(request, TIMING_HEADER) == "1",
             wants_route=header(request, ROUTE_HEADER) == "1" and ask.caller.sees_load,
@@ -147,11 +149,11 @@ class _Api:
         check_tokenizing(body)
         model = self._model_of(body.model)
         if body.messages is not None:
-            tokens = await self._door.reader.encode_chat(model, messages_of(body.messages), rendering_of(body))
+            tokens = await self._frontend.reader.encode_chat(model, messages_of(body.messages), rendering_of(body))
         else:
             add_special_tokens = body.add_special_tokens is not False
             tokens = await model.tokenizer.encode(body.prompt or "", add_special_tokens=add_special_tokens)
-        limit = self._door.reader.context_tokens(model)
+        limit = self._frontend.reader.context_tokens(model)
         return json_response({"tokens": tokens, "count": len(tokens), "max_model_len": limit or None})
 
     async def detokenize(self, request: Request) -> Response:
@@ -161,7 +163,9 @@ class _Api:
         return json_response({"prompt": await tokenizer.text_of(body.tokens)})
 
     async def models(self, request: Request) -> Response:
-        return json_response({"object": "list", "data": [self._model(name) for name in self._door.models.served_names]})
+        return json_response(
+            {"object": "list", "data": [self._model(name) for name in self._frontend.models.served_names]}
+        )
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["model"]
@@ -171,8 +175,8 @@ class _Api:
         return json_response({"status": "alive"})
 
     async def readyz(self, request: Request) -> Response:
-        missing = self._door.readiness.missing()
-        is_ready = self._door.readiness.is_ready
+        missing = self._frontend.readiness.missing()
+        is_ready = self._frontend.readiness.is_ready
         return json_response(
             {"status": "ready" if is_ready else "not ready", "missing": missing}, 200 if is_ready else 503
         )
@@ -181,30 +185,30 @@ class _Api:
         return json_response({"version": version()})
 
     async def metrics(self, request: Request) -> Response:
-        return Response(await self._door.scrape(), headers={"content-type": CONTENT_TYPE})
+        return Response(await self._frontend.scrape(), headers={"content-type": CONTENT_TYPE})
 
     async def openapi(self, request: Request) -> Response:
         """Made once for each set of models, paths and classes, beside the event loop: it takes a tenth of a second."""
-        told = (self._door.models.served_names, paths_of(request.app), self._door.classes.names)
+        told = (self._frontend.models.served_names, paths_of(request.app), self._frontend.classes.names)
         if self._document is None or self._document[0] != told:
             self._document = told, await asyncio.to_thread(lambda: orjson.dumps(document(*told)))
         return Response(self._document[1], media_type="application/json")
 
     async def _read(self, request: Request, model: type[M], simplify: Simplify | None = None) -> M:
-        return await read_json(request, self._door.settings.max_body_bytes, model, simplify)
+        return await read_json(request, self._frontend.settings.max_body_bytes, model, simplify)
 
-    def _model_of(self, name: str | None) -> Model:
-        return self._door.models.only() if name is None else self._door.models.find(name)
+    def _model_of(self, name: str | None) -> TokenizedModel:
+        return self._frontend.models.only() if name is None else self._frontend.models.find(name)
 
     def _model(self, name: str) -> dict[str, object]:
-        model = self._door.models.find(name)
+        model = self._frontend.models.find(name)
         return {
             "id": name,
             "object": "model",
-            "created": self._door.started_s,
+            "created": self._frontend.started_s,
             "owned_by": "tandem",
             "root": model.name,
-            "max_model_len": self._door.reader.context_tokens(model) or None,
+            "max_model_len": self._frontend.reader.context_tokens(model) or None,
         }
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from starlette.requests import Request
 
 from tandem.core.errors import InvalidRequestError
-from tandem.router.admission.slo import ANONYMOUS, Caller, Wish
+from tandem.router.admission.slo import ANONYMOUS, Caller, SloRequest
 from tandem.router.api.http.headers import header
 from tandem.router.error_quoting import quoted
 from tandem.router.tenancy.asgi_scope import CALLER, TENANT
@@ -43,15 +43,15 @@ def arrived_s_of(request: Request) -> float:
     return arrived_s
 
 
-def wish_of(request: Request, priority: int | None = None, timeout_s: float | None = None) -> Wish:
+def wish_of(request: Request, priority: int | None = None, timeout_s: float | None = None) -> SloRequest:
     """SLO class, priority and timeout of the request, from its headers and its body; the body wins."""
     slo, given = header(request, SLO_HEADER.lower()), header(request, TIMEOUT_HEADER.lower())
     if timeout_s is not None or given is None:
-        return Wish(slo=slo, priority=priority, timeout_s=timeout_s)
+        return SloRequest(slo=slo, priority=priority, timeout_s=timeout_s)
     try:
         timeout_s = float(given)
     except ValueError:
         raise InvalidRequestError(
             f"{TIMEOUT_HEADER} is {quoted(given)}", why="it must be a number of seconds", param=TIMEOUT_HEADER
         ) from None
-    return Wish(slo=slo, priority=priority, timeout_s=timeout_s, timeout_param=TIMEOUT_HEADER)
+    return SloRequest(slo=slo, priority=priority, timeout_s=timeout_s, timeout_param=TIMEOUT_HEADER)

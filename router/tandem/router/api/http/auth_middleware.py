@@ -14,16 +14,16 @@ from tandem.core import api_keys
 from tandem.core.errors import TandemError
 from tandem.router.api.http.errors import error_response
 from tandem.router.tenancy.asgi_scope import CALLER, TENANT
-from tandem.router.tenancy.authenticator import Gate
+from tandem.router.tenancy.authenticator import Authenticator
 
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/health", "/version"})
 _METRICS = "/metrics"
 
 
-class Guard:
+class AuthMiddleware:
     """Checks the key of every request; `on_refused` is called with the error of each that is refused."""
 
-    def __init__(self, app: ASGIApp, gate: Gate, on_refused: Callable[[TandemError], None]) -> None:
+    def __init__(self, app: ASGIApp, gate: Authenticator, on_refused: Callable[[TandemError], None]) -> None:
         self._app, self._gate, self._on_refused = app, gate, on_refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -34,7 +34,7 @@ from tandem.router.api.http.schemas import (
     TokenizeRequest,
 )
 from tandem.router.error_quoting import quoted
-from tandem.router.serving.request_parser import Ask, kept_choices
+from tandem.router.serving.request_parser import ApiRequest, kept_choices
 from tandem.router.tokenization.chat_template import THOUGHT_NAMES, Rendering
 
 BODY_S = 60.0
@@ -107,7 +107,7 @@ def _parsed(raw: bytes, limit_bytes: int, model: type[M], simplify: Simplify | N
         raise from_validation(error, data) from error
 
 
-def chat_ask(body: ChatRequest) -> Ask:
+def chat_ask(body: ChatRequest) -> ApiRequest:
     if body.top_logprobs is not None:
         if not body.logprobs:
             why = "it needs logprobs: true"
@@ -126,7 +126,7 @@ def chat_ask(body: ChatRequest) -> Ask:
                 "max_tokens and max_completion_tokens differ", todo="give one of them", param=param
             )
         sampling["max_tokens"] = body.max_completion_tokens
-    return Ask(
+    return ApiRequest(
         api="chat",
         model=body.model,
         messages=messages_of(body.messages),
@@ -143,13 +143,13 @@ def chat_ask(body: ChatRequest) -> Ask:
     )
 
 
-def completion_ask(body: CompletionRequest) -> Ask:
+def completion_ask(body: CompletionRequest) -> ApiRequest:
     sampling = _sampling(body)
     if body.logprobs is not None:
         sampling["logprobs"] = body.logprobs
     if body.best_of is not None:
         sampling["n"] = body.best_of
-    return Ask(
+    return ApiRequest(
         api="completions",
         model=body.model,
         prompts=_prompts(body.prompt),

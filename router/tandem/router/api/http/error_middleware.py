@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tandem.core.errors import InternalError, TandemError
-from tandem.router.api.frontend import Door
+from tandem.router.api.frontend import Frontend
 from tandem.router.api.http.auth_context import ARRIVED, CALL, tenant_of
 from tandem.router.api.http.errors import error_response
 
@@ -18,25 +18,25 @@ _log = logging.getLogger(__name__)
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def counted(door: Door, api: str, endpoint: Endpoint) -> Endpoint:
+def counted(frontend: Frontend, api: str, endpoint: Endpoint) -> Endpoint:
     """Requests wait for their turn to be read. Errors before an answer exists become responses and are counted;
     afterwards the answer counts itself. So it is with the call's trace."""
 
     async def run(request: Request) -> Response:
-        arrived_s = request.scope[ARRIVED] = door.clock.now_s()
-        call = door.begin(api, request.headers.items() if door.is_traced else (), arrived_s)
+        arrived_s = request.scope[ARRIVED] = frontend.clock.now_s()
+        call = frontend.begin(api, request.headers.items() if frontend.is_traced else (), arrived_s)
         request.scope[CALL] = call
         names = {} if call is None else call.names
         try:
-            await door.intake.turn(tenant_of(request))
+            await frontend.intake.turn(tenant_of(request))
             return await endpoint(request)
         except TandemError as error:
-            door.refused(api, error, call)
+            frontend.refused(api, error, call)
             closing = {"connection": "close"} if error.code == "request_too_large" else {}
             return error_response(error, headers={**closing, **names})
         except Exception as error:  # noqa: BLE001 - a bug must reach the client as an error object
             failure = _bug(error)
-            door.refused(api, failure, call)
+            frontend.refused(api, failure, call)
             return error_response(failure, headers=names)
 
     return run

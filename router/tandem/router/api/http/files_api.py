@@ -27,7 +27,7 @@ from tandem.core.errors import (
 from tandem.router.api.http.auth_context import tenant_of
 from tandem.router.api.http.body_parser import BODY_S, is_foreign
 from tandem.router.api.http.error_middleware import guarded, json_response
-from tandem.router.api.http.multipart import Form, boundary_of
+from tandem.router.api.http.multipart import MultipartForm, boundary_of
 from tandem.router.api.http.paging import page_of
 from tandem.router.error_quoting import quoted
 from tandem.router.storage.batches.file_store import FileWriter
@@ -75,7 +75,7 @@ class _Api:
         files = self._files
         if is_foreign(request):
             raise PermissionDeniedError("a page of another origin may not upload files", todo="upload it elsewhere")
-        form = Form(boundary_of(request.headers.get("content-type", "")))
+        form = MultipartForm(boundary_of(request.headers.get("content-type", "")))
         declared = request.headers.get("content-length", "")
         if declared.isdigit() and int(declared) > self._max_bytes + _FORM_BYTES:
             raise self._too_large()
@@ -123,7 +123,7 @@ class _Api:
     async def _named(self, request: Request) -> FileRecord:
         return await self._files.load(tenant_of(request), request.path_params["file_id"])
 
-    async def _store(self, request: Request, form: Form, record: FileRecord) -> FileRecord:
+    async def _store(self, request: Request, form: MultipartForm, record: FileRecord) -> FileRecord:
         """Receive the file of a record that is written down; what does not become whole is removed again."""
         try:
             size = await self._receive(request, form, record.id)
@@ -137,7 +137,7 @@ class _Api:
             raise
         return replace(whole, is_uploaded=True)
 
-    async def _receive(self, request: Request, form: Form, file: str) -> int:
+    async def _receive(self, request: Request, form: MultipartForm, file: str) -> int:
         """Write the file of a form as it arrives; returns its size once it is whole and on disk. Raises OSError."""
         writer = self._files.folder.writer(file)
         try:
@@ -149,7 +149,7 @@ class _Api:
             await asyncio.shield(asyncio.to_thread(writer.abort))
         return writer.size_bytes
 
-    async def _copy(self, request: Request, form: Form, writer: FileWriter) -> None:
+    async def _copy(self, request: Request, form: MultipartForm, writer: FileWriter) -> None:
         parts = aiter(request.stream())
         total = 0
         while True:

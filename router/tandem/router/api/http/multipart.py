@@ -25,7 +25,7 @@ def boundary_of(content_type: str) -> bytes:
     return boundary
 
 
-class Form:
+class MultipartForm:
     """One form. Feed it the bytes that arrive; every complaint is an InvalidRequestError."""
 
     def __init__(self, boundary: bytes) -> None:

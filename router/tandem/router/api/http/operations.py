@@ -172,9 +172,9 @@ OPERATIONS = (
     _get(_BATCH, "retrieveBatch", "A batch", answer=k.BatchObject, errors=_KEPT),
     _post(f"{_BATCH}/cancel", "cancelBatch", "Run no more of its requests", answer=k.BatchObject, errors=_KEPT),
     _get("/livez", "livez", "Whether the router runs", answer=d.Liveness),
-    _get("/readyz", "readyz", "Whether some model can be served now", answer=d.Readiness, not_ready=True),
-    _get("/health", "health", "The same as /readyz", answer=d.Readiness, not_ready=True),
-    _get("/version", "version", "Which version of Tandem runs", answer=d.Version),
+    _get("/readyz", "readyz", "Whether some model can be served now", answer=d.ReadinessModel, not_ready=True),
+    _get("/health", "health", "The same as /readyz", answer=d.ReadinessModel, not_ready=True),
+    _get("/version", "version", "Which version of Tandem runs", answer=d.VersionModel),
     _get("/metrics", "metrics", "Metrics in the text format of Prometheus", plain="text/plain"),
     _get("/openapi.json", "openapi", "This document"),
 )  # fmt: skip

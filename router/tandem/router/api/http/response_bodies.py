@@ -14,7 +14,7 @@ from tandem.core.handoff import TokenLogprob
 from tandem.core.lifecycle import FinishReason
 from tandem.router.serving.aggregate import WholeChoices
 from tandem.router.serving.choices import ChoiceUpdate
-from tandem.router.serving.response_stream import Usage
+from tandem.router.serving.response_stream import TokenUsage
 from tandem.router.tokenization.tokenizer import Tokenizer
 
 PIECE_ENTRIES = 64
@@ -22,7 +22,7 @@ PIECE_ENTRIES = 64
 
 
 @dataclass(slots=True, kw_only=True)
-class Frame:
+class ResponseFrame:
     """Fields that every object of one answer repeats, and the options for the rest.
 
     `logprobs` and `prompt_logprobs` are how many alternatives, None = no log-probabilities. `prompts` are shown where
@@ -44,7 +44,7 @@ class Frame:
     names_tier: bool = False
 
 
-def usage_object(usage: Usage) -> dict[str, Any]:
+def usage_object(usage: TokenUsage) -> dict[str, Any]:
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -53,7 +53,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     }
 
 
-def _tier(frame: Frame) -> dict[str, str]:
+def _tier(frame: ResponseFrame) -> dict[str, str]:
     """Name the only service tier, for a request that asked for one."""
     return {"service_tier": "default"} if frame.names_tier else {}
 
@@ -139,7 +139,7 @@ def _listed(entries: Iterable[Any]) -> Iterator[bytes]:
 class ChunkWriter:
     """Server-sent events of one answer. Only the text is encoded for each chunk; the rest is prepared once."""
 
-    def __init__(self, frame: Frame, choice_count: int, logprobs: Logprobs) -> None:
+    def __init__(self, frame: ResponseFrame, choice_count: int, logprobs: Logprobs) -> None:
         self._frame, self._logprobs = frame, logprobs
         kind = "chat.completion.chunk" if frame.is_chat else "text_completion"
         head = {"id": frame.id, "object": kind, "created": frame.created, "model": frame.model, **_tier(frame)}
@@ -155,7 +155,7 @@ class ChunkWriter:
         self._is_open = [False] * choice_count
         self._choices_each = choice_count // max(1, len(frame.prompts))
 
-    def write(self, update: ChoiceUpdate, usage: Usage | None = None) -> bytes:
+    def write(self, update: ChoiceUpdate, usage: TokenUsage | None = None) -> bytes:
         """The events of one update; b"" if there is nothing to show yet. `usage` so far goes with them if given."""
         if usage is not None:
             self._tail = b',"usage":' + orjson.dumps(usage_object(usage)) + b"}\n\n"
@@ -167,7 +167,7 @@ class ChunkWriter:
         self._is_open[update.index] = True
         return self._chat(update, is_first) if self._frame.is_chat else self._completion(update, is_first)
 
-    def usage(self, usage: Usage) -> bytes:
+    def usage(self, usage: TokenUsage) -> bytes:
         return b"data: " + self._head + b',"choices":[],"usage":' + orjson.dumps(usage_object(usage)) + b"}\n\n"
 
     def _chat(self, update: ChoiceUpdate, is_first: bool) -> bytes:
@@ -215,14 +215,14 @@ class ChunkWriter:
 class WholeAnswer:
     """Collects the updates of an answer that is not streamed."""
 
-    def __init__(self, frame: Frame, choice_count: int, logprobs: Logprobs) -> None:
+    def __init__(self, frame: ResponseFrame, choice_count: int, logprobs: Logprobs) -> None:
         self._frame, self._logprobs = frame, logprobs
         self._whole = WholeChoices(choice_count)
 
     def add(self, updates: Sequence[ChoiceUpdate]) -> None:
         self._whole.add(updates)
 
-    def pieces(self, usage: Usage) -> Iterator[bytes]:
+    def pieces(self, usage: TokenUsage) -> Iterator[bytes]:
         """The body, each piece the work of some milliseconds at most."""
         frame = self._frame
         kind = "chat.completion" if frame.is_chat else "text_completion"

@@ -28,7 +28,7 @@ class PromptTokensDetails(Documented):
     cached_tokens: int
 
 
-class Usage(Documented):
+class UsageModel(Documented):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -81,7 +81,7 @@ class ChatCompletion(Documented):
     model: str
     service_tier: Literal["default"] | None = None
     choices: list[ChatChoice]
-    usage: Usage
+    usage: UsageModel
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: PromptLogprobs | None = None
 
@@ -109,7 +109,7 @@ class Completion(Documented):
     created: int
     model: str
     choices: list[TextChoice]
-    usage: Usage
+    usage: UsageModel
 
 
 class ModelObject(Documented):
@@ -140,10 +140,10 @@ class Liveness(Documented):
     status: Literal["alive"]
 
 
-class Readiness(Documented):
+class ReadinessModel(Documented):
     status: Literal["ready", "not ready"]
     missing: list[str]
 
 
-class Version(Documented):
+class VersionModel(Documented):
     version: str

@@ -139,7 +139,7 @@ class InputReasoning(Documented):
     status: Status | None = None
 
 
-class Listed(Documented):
+class ListPage(Documented):
     """A page of a list, and where it begins and ends."""
 
     object: Literal["list"]
@@ -148,7 +148,7 @@ class Listed(Documented):
     has_more: bool
 
 
-class InputItemList(Listed):
+class InputItemList(ListPage):
     data: list[InputItem | InputReasoning]
 
 
@@ -164,7 +164,7 @@ class FileObject(Documented):
     status_details: None
 
 
-class FileList(Listed):
+class FileList(ListPage):
     data: list[FileObject]
 
 
@@ -231,5 +231,5 @@ class BatchObject(Documented):
     metadata: dict[str, str] | None
 
 
-class BatchList(Listed):
+class BatchList(ListPage):
     data: list[BatchObject]

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tandem.router.api.http.response_models import ChatLogprobs, Documented, TextLogprobs, Usage
+from tandem.router.api.http.response_models import ChatLogprobs, Documented, TextLogprobs, UsageModel
 
 
 class ChatDelta(Documented):
@@ -31,7 +31,7 @@ class ChatCompletionChunk(Documented):
     model: str
     service_tier: Literal["default"] | None = None
     choices: list[ChatChunkChoice]
-    usage: Usage | None = None
+    usage: UsageModel | None = None
     prompt_token_ids: list[int] | None = None
 
 
@@ -50,7 +50,7 @@ class CompletionChunk(Documented):
     created: int
     model: str
     choices: list[TextChunkChoice]
-    usage: Usage | None = None
+    usage: UsageModel | None = None
 
 
 class ResponseEvent(BaseModel):

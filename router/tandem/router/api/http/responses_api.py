@@ -15,16 +15,16 @@ from starlette.types import Scope, Send
 from tandem.core.errors import InvalidRequestError, TandemError, UnsupportedParameterError
 from tandem.core.ids import RequestId
 from tandem.core.lifecycle import FinishReason
-from tandem.router.api.frontend import Door
+from tandem.router.api.frontend import Frontend
 from tandem.router.api.http.auth_context import arrived_s_of, call_of, caller_of, tenant_of, wish_of
 from tandem.router.api.http.body_parser import read_json
 from tandem.router.api.http.disconnect import present
 from tandem.router.api.http.error_middleware import counted, guarded, json_response
 from tandem.router.api.http.headers import header
 from tandem.router.api.http.paging import Page, page_of
-from tandem.router.api.http.response_bodies import Frame
+from tandem.router.api.http.response_bodies import ResponseFrame
 from tandem.router.api.http.responses.conversation import (
-    Conversations,
+    ConversationStore,
     Message,
     Past,
     for_template,
@@ -36,20 +36,20 @@ from tandem.router.api.http.responses.objects import Draft, EventWriter
 from tandem.router.api.http.responses.schemas import ResponseRequest, without_neutral
 from tandem.router.api.http.schemas import StreamOptions
 from tandem.router.api.http.sse import ROUTE_HEADER, TIMING_HEADER, AnswerReply
-from tandem.router.dispatch.inflight_request import Work
+from tandem.router.dispatch.inflight_request import GenerationRequest
 from tandem.router.serving.choices import AnswerSettings, ChoiceUpdate
-from tandem.router.serving.request_parser import Ask
-from tandem.router.serving.response_stream import Answer, AnswerDesk
+from tandem.router.serving.request_parser import ApiRequest
+from tandem.router.serving.response_stream import ResponseFactory, ResponseStream
 from tandem.statestore.stores.responses import ResponseStore, StoredResponse
 
 Keep = Callable[[bytes, str], Awaitable[bool]]
 """Store the finished object, given as JSON, with the text of its answer; False = not stored."""
 
 
-def add_responses(app: FastAPI, door: Door, store: ResponseStore, max_response_bytes: int) -> None:
+def add_responses(app: FastAPI, frontend: Frontend, store: ResponseStore, max_response_bytes: int) -> None:
     """Put the Responses API into `app`."""
-    api = _Api(door, Conversations(store, max_response_bytes))
-    app.add_route("/v1/responses", counted(door, "responses", api.create), methods=["POST"])
+    api = _Api(frontend, ConversationStore(store, max_response_bytes))
+    app.add_route("/v1/responses", counted(frontend, "responses", api.create), methods=["POST"])
     app.add_route("/v1/responses/{response_id}", guarded(api.read), methods=["GET"])
     app.add_route("/v1/responses/{response_id}", guarded(api.delete), methods=["DELETE"])
     app.add_route("/v1/responses/{response_id}/input_items", guarded(api.input_items), methods=["GET"])
@@ -57,22 +57,22 @@ def add_responses(app: FastAPI, door: Door, store: ResponseStore, max_response_b
 
 
 class _Api:
-    def __init__(self, door: Door, conversations: Conversations) -> None:
-        self._door, self._conversations = door, conversations
+    def __init__(self, frontend: Frontend, conversations: ConversationStore) -> None:
+        self._frontend, self._conversations = frontend, conversations
 
     async def create(self, request: Request) -> Response:
-        door = self._door
+        frontend = self._frontend
         received_s = arrived_s_of(request)
-        body = await read_json(request, door.settings.max_body_bytes, ResponseRequest, without_neutral)
+        body = await read_json(request, frontend.settings.max_body_bytes, ResponseRequest, without_neutral)
         _check_streaming(body)
-        door.models.find(body.model)
+        frontend.models.find(body.model)
         tenant = tenant_of(request)
         past = await self._conversations.past(tenant, body.previous_response_id)
         items = items_of(body.input)
         said = _said(items)
         ask = _ask(body, past, said)
         ask = replace(ask, caller=caller_of(request), wish=wish_of(request), call=call_of(request))
-        draft = Draft(id=new_id("resp"), message=new_id("msg"), created_s=int(door.wall_s()), request=body)
+        draft = Draft(id=new_id("resp"), message=new_id("msg"), created_s=int(frontend.wall_s()), request=body)
         written = orjson.dumps(items) if body.store is not False else b""
 
         def stored(finished: bytes, text: str) -> StoredResponse:
@@ -88,15 +88,15 @@ class _Api:
             works = await self._read(ask, received_s)
 
         return _Reply(
-            door.desk,
+            frontend.response_factory,
             works,
             draft,
-            door.answer_settings(ask, received_s),
+            frontend.answer_settings(ask, received_s),
             keep if body.store is not False else _keep_nothing,
             is_stream=bool(body.stream),
             wants_timing=header(request, TIMING_HEADER) == "1",
             wants_route=header(request, ROUTE_HEADER) == "1" and ask.caller.sees_load,
-            wall_s=door.wall_s,
+            wall_s=frontend.wall_s,
         )
 
     async def read(self, request: Request) -> Response:
@@ -122,9 +122,9 @@ class _Api:
             "only responses in the background can be cancelled", why="this server has none", param="response_id"
         )
 
-    async def _read(self, ask: Ask, received_s: float) -> list[Work]:
+    async def _read(self, ask: ApiRequest, received_s: float) -> list[GenerationRequest]:
         try:
-            return await self._door.read(ask, received_s)
+            return await self._frontend.read(ask, received_s)
         except InvalidRequestError as error:
             if error.param != "messages":
                 raise
@@ -136,8 +136,8 @@ class _Reply(AnswerReply):
 
     def __init__(
         self,
-        desk: AnswerDesk,
-        works: Sequence[Work],
+        response_factory: ResponseFactory,
+        works: Sequence[GenerationRequest],
         draft: Draft,
         settings: AnswerSettings,
         keep: Keep,
@@ -147,7 +147,7 @@ class _Reply(AnswerReply):
         wants_route: bool,
         wall_s: Callable[[], float],
     ) -> None:
-        frame = Frame(
+        frame = ResponseFrame(
             id=RequestId(draft.id),
             created=draft.created_s,
             model=draft.request.model,
@@ -155,7 +155,7 @@ class _Reply(AnswerReply):
             prompts=(),
         )
         super().__init__(
-            desk,
+            response_factory,
             works,
             frame,
             settings,
@@ -168,7 +168,7 @@ class _Reply(AnswerReply):
         self._texts: list[str] = []
         self._finish: FinishReason | None = None
 
-    async def _stream(self, answer: Answer, send: Send) -> None:
+    async def _stream(self, answer: ResponseStream, send: Send) -> None:
         while (updates := await answer.next()) is not None:
             text = self._add(updates)
             events = b"" if self._has_started else self._events.opening()
@@ -182,7 +182,7 @@ class _Reply(AnswerReply):
             end += b": tandem-timing " + orjson.dumps(answer.timing()) + b"\n\n"
         await send({"type": "http.response.body", "body": end, "more_body": False})
 
-    async def _whole(self, answer: Answer, scope: Scope, send: Send) -> None:
+    async def _whole(self, answer: ResponseStream, scope: Scope, send: Send) -> None:
         while (updates := await answer.next()) is not None:
             self._add(updates)
         headers = self._head_of(answer)
@@ -206,7 +206,7 @@ class _Reply(AnswerReply):
             self._finish = update.finish or self._finish
         return text
 
-    async def _finished(self, answer: Answer) -> dict[str, Any]:
+    async def _finished(self, answer: ResponseStream) -> dict[str, Any]:
         """The finished object, stored if it is to be; `store` states whether it was."""
         text = "".join(self._texts)
         body = self._draft.ended(text, self._finish, answer.usage, int(self._wall_s()), is_kept=True)
@@ -223,11 +223,11 @@ def _said(items: Sequence[dict[str, Any]]) -> Sequence[Message]:
     return said
 
 
-def _ask(body: ResponseRequest, past: Past, said: Sequence[Message]) -> Ask:
+def _ask(body: ResponseRequest, past: Past, said: Sequence[Message]) -> ApiRequest:
     given = {"temperature": body.temperature, "top_p": body.top_p, "max_tokens": body.max_output_tokens}
     # Instructions are of this request alone: those of earlier turns are not carried over.
     first: tuple[Message, ...] = ({"role": "system", "content": body.instructions},) if body.instructions else ()
-    return Ask(
+    return ApiRequest(
         api="responses",
         model=body.model,
         messages=(*first, *map(for_template, (*past.messages, *said))),

@@ -18,7 +18,7 @@ _HEARS_S = 5.0
 _STILL_OPEN = OPEN_PATHS | {"/metrics"}
 
 
-class Parting:
+class ShutdownMiddleware:
     """Refuses every request that comes while `is_stopping`; those that came before go on. `on_refused` gets the error.
 
     `refusing`: how many are being refused now. A stop does not wait for them, else one slow upload after the
@@ -33,7 +33,7 @@ class Parting:
         self._hears_s = _HEARS_S
         self.refusing = 0
 
-    def hear_no_more(self) -> None:
+    def stop_reading_bodies(self) -> None:
         """Answer all requests that are being refused at once, whatever they still send."""
         self._hears_s = 0.0
         for limit in self._hearing:

@@ -14,10 +14,10 @@ from tandem.core.errors import CancelledError, InternalError, TandemError
 from tandem.core.ids import RequestId
 from tandem.router.api.http.errors import error_event, error_response
 from tandem.router.api.http.protocol import StraightLine
-from tandem.router.api.http.response_bodies import ChunkWriter, Frame, Logprobs, WholeAnswer
-from tandem.router.dispatch.inflight_request import Work
+from tandem.router.api.http.response_bodies import ChunkWriter, Logprobs, ResponseFrame, WholeAnswer
+from tandem.router.dispatch.inflight_request import GenerationRequest
 from tandem.router.serving.choices import AnswerSettings, ChoiceUpdate
-from tandem.router.serving.response_stream import Answer, AnswerDesk, Usage, attend
+from tandem.router.serving.response_stream import ResponseFactory, ResponseStream, TokenUsage, attend
 
 _log = logging.getLogger(__name__)
 TIMING_HEADER = "x-tandem-timing"
@@ -38,9 +38,9 @@ class AnswerReply(Response):
 
     def __init__(
         self,
-        desk: AnswerDesk,
-        works: Sequence[Work],
-        frame: Frame,
+        response_factory: ResponseFactory,
+        works: Sequence[GenerationRequest],
+        frame: ResponseFrame,
         settings: AnswerSettings,
         *,
         is_stream: bool,
@@ -48,7 +48,7 @@ class AnswerReply(Response):
         wants_route: bool = False,
     ) -> None:
         super().__init__()
-        self._desk, self._works, self._frame, self._settings = desk, works, frame, settings
+        self._response_factory, self._works, self._frame, self._settings = response_factory, works, frame, settings
         self._is_stream, self._wants_timing, self._wants_route = is_stream, wants_timing, wants_route
         self._logprobs = Logprobs(settings.tokenizer)
         self._has_started = False
@@ -56,18 +56,18 @@ class AnswerReply(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            with self._desk.open(RequestId(self._frame.id), self._works, self._settings) as answer:
+            with self._response_factory.open(RequestId(self._frame.id), self._works, self._settings) as answer:
                 await asyncio.sleep(0)  # what goes to the workers leaves first
                 await attend(answer, self._deliver(answer, scope, send), self._watch(receive, answer))
         except TandemError as error:  # no worker could take the request
-            self._desk.metrics.request_ended(self._settings.api, error.code)
+            self._response_factory.metrics.request_ended(self._settings.api, error.code)
             await self._fail(error, scope, send)
         except Exception as error:  # noqa: BLE001 - a bug must reach the client as an error, never as silence
             failure = _bug(error, self._frame.id)
-            self._desk.metrics.request_ended(self._settings.api, failure.code)
+            self._response_factory.metrics.request_ended(self._settings.api, failure.code)
             await self._fail(failure, scope, send)
 
-    async def _deliver(self, answer: Answer, scope: Scope, send: Send) -> None:
+    async def _deliver(self, answer: ResponseStream, scope: Scope, send: Send) -> None:
         try:
             await (self._stream(answer, send) if self._is_stream else self._whole(answer, scope, send))
         except TandemError as error:
@@ -77,13 +77,13 @@ class AnswerReply(Response):
             answer.cancel(failure)
             await self._fail(failure, scope, send)
 
-    async def _watch(self, receive: Receive, answer: Answer) -> None:
+    async def _watch(self, receive: Receive, answer: ResponseStream) -> None:
         while (await receive())["type"] != "http.disconnect":
             continue
         self._is_gone = True
         answer.cancel(CancelledError("the client closed the connection"))
 
-    async def _stream(self, answer: Answer, send: Send) -> None:
+    async def _stream(self, answer: ResponseStream, send: Send) -> None:
         writer = ChunkWriter(self._frame, answer.choice_count, self._logprobs)
         end = b""
         while (updates := await answer.next()) is not None:
@@ -111,7 +111,7 @@ class AnswerReply(Response):
             end += b": tandem-timing " + orjson.dumps(answer.timing()) + b"\n\n"
         await send({"type": "http.response.body", "body": end + b"data: [DONE]\n\n", "more_body": False})
 
-    async def _whole(self, answer: Answer, scope: Scope, send: Send) -> None:
+    async def _whole(self, answer: ResponseStream, scope: Scope, send: Send) -> None:
         whole = WholeAnswer(self._frame, answer.choice_count, self._logprobs)
         while (updates := await answer.next()) is not None:
             whole.add(updates)
@@ -129,7 +129,7 @@ class AnswerReply(Response):
         response = Response(b"".join(pieces), headers=headers, media_type="application/json")
         await response(scope, _no_message, send)
 
-    def _head_of(self, answer: Answer) -> dict[str, str]:
+    def _head_of(self, answer: ResponseStream) -> dict[str, str]:
         headers = self._names()
         if self._wants_route:
             headers[ROUTE_HEADER] = orjson.dumps(answer.decision()).decode()
@@ -140,7 +140,7 @@ class AnswerReply(Response):
         call = self._settings.call
         return {"x-request-id": self._frame.id, **({} if call is None else call.names)}
 
-    async def _start(self, answer: Answer, send: Send) -> None:
+    async def _start(self, answer: ResponseStream, send: Send) -> None:
         if not self._has_started:
             self._has_started = True
             headers = [*_SSE_HEADERS, *((k.encode(), v.encode()) for k, v in self._head_of(answer).items())]
@@ -161,7 +161,7 @@ class _Pouring:
     """Writes events in the turn in which their tokens came, as long as the client takes them. Those of the last tokens
     are left in `end`."""
 
-    def __init__(self, answer: Answer, writer: ChunkWriter, line: StraightLine, has_usage: bool) -> None:
+    def __init__(self, answer: ResponseStream, writer: ChunkWriter, line: StraightLine, has_usage: bool) -> None:
         self._answer, self._writer, self._line, self._has_usage = answer, writer, line, has_usage
         self.end = b""
 
@@ -180,7 +180,7 @@ class _Pouring:
         return True
 
 
-def _events(writer: ChunkWriter, updates: Sequence[ChoiceUpdate], usage: Usage | None) -> bytes:
+def _events(writer: ChunkWriter, updates: Sequence[ChoiceUpdate], usage: TokenUsage | None) -> bytes:
     if len(updates) == 1:  # as nearly always
         return writer.write(updates[0], usage)
     return b"".join([writer.write(update, usage) for update in updates])

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from tandem.core.config import Disaggregation, PolicyName
 from tandem.core.lifecycle import RoleName
-from tandem.router.routing.plan import Candidate, Job, Option, Plan, able_alone, chosen, refusal
+from tandem.router.routing.plan import Candidate, Job, Option, Plan, chosen, refusal, single_worker_candidates
 
 
 class Formula(Protocol):
@@ -28,7 +28,7 @@ class ByRole:
         self.name, self._mode, self._formula = name, mode, formula
 
     def plan(self, job: Job, candidates: Sequence[Candidate]) -> Plan:
-        alone = able_alone(self._mode, job, candidates)
+        alone = single_worker_candidates(self._mode, job, candidates)
         able = [one for one in alone if one.role is not RoleName.DECODE]
         decodes = [one for one in candidates if one.role is RoleName.DECODE]
         crossing: list[Candidate] = []

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from tandem.core.config import Disaggregation, PolicyName
 from tandem.core.lifecycle import RoleName
 from tandem.router.routing.cost_model import Estimates, Prefill
-from tandem.router.routing.plan import Candidate, Job, Option, Plan, able_alone, chosen, pairs
+from tandem.router.routing.plan import Candidate, Job, Option, Plan, chosen, pairs, single_worker_candidates
 
 TOP = 4
 """So many of the cheapest of each side are paired; of decode workers as many again that hold most of the prompt."""
@@ -38,7 +38,9 @@ class CostPolicy:
     def plan(self, job: Job, candidates: Sequence[Candidate]) -> Plan:
         estimates = Estimates(job, candidates)
         alike = 0.0 if job.is_kept_together else ALIKE_S
-        alone = _best_prefills(estimates, able_alone(self._mode, job, candidates), alike, estimates.decode_s)
+        alone = _best_prefills(
+            estimates, single_worker_candidates(self._mode, job, candidates), alike, estimates.decode_s
+        )
         options = [_option(None, worker, estimates, done) for worker, done in alone]
         if job.max_tokens > 1 and self._mode is not Disaggregation.NEVER:
             options += _pairs(estimates, candidates, alike, is_role_a_leaning=self._mode is Disaggregation.AUTO)

@@ -14,7 +14,7 @@ from tandem.router.tenancy.asgi_scope import CALLER, TENANT
 
 
 @dataclass(slots=True)
-class Reply:
+class AsgiResponse:
     """The response: `headers` with names in lower case."""
 
     status: int = 0
@@ -28,9 +28,9 @@ class InProcess:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    async def post(self, path: str, body: bytes, tenant: str) -> Reply:
+    async def post(self, path: str, body: bytes, tenant: str) -> AsgiResponse:
         """The whole reply to a JSON body. Cancelling it ends the request everywhere, as a client that leaves does."""
-        reply = Reply()
+        reply = AsgiResponse()
         parts: list[bytes] = []
         is_sent = False
 

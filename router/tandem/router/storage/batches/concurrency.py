@@ -21,7 +21,7 @@ class RevokedError(Exception):
     """The place was taken back for a waiting interactive request; the work in it was cancelled."""
 
 
-class Slot:
+class BatchSlot:
     """One place. What runs in it ends when the place is taken back."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Slot:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Turn(Waiting):
-    given: asyncio.Future[Slot]
+    given: asyncio.Future[BatchSlot]
 
 
 class Slots:
@@ -59,7 +59,7 @@ class Slots:
 
     def __init__(self) -> None:
         self._allowed = 0
-        self._taken: list[Slot] = []
+        self._taken: list[BatchSlot] = []
         self._waiting: FairQueue[_Turn] = FairQueue(
             quantum=QUANTUM_TOKENS, limit=sys.maxsize, savings=SAVED_TOKENS
         )  # the runner of batches bounds how many ask
@@ -75,10 +75,10 @@ class Slots:
             slot.revoke()
         self._grant()
 
-    async def take(self, tenant: str, cost: int) -> Slot:
+    async def take(self, tenant: str, cost: int) -> BatchSlot:
         """A place for a request of about `cost` tokens, when it is its turn: first come, first served within a tenant.
         `give_back` it."""
-        given: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
+        given: asyncio.Future[BatchSlot] = asyncio.get_running_loop().create_future()
         turn = _Turn(tenant=tenant, cost=cost, due_s=0.0, gone_s=math.inf, given=given)
         self._waiting.add(turn)
         self._grant()
@@ -91,7 +91,7 @@ class Slots:
                 self._waiting.remove(turn)
             raise
 
-    def give_back(self, slot: Slot) -> None:
+    def give_back(self, slot: BatchSlot) -> None:
         self._taken.remove(slot)
         self._grant()
 
@@ -99,6 +99,6 @@ class Slots:
         while self.running < self._allowed and (turn := self._waiting.first()) is not None:
             self._waiting.take(turn)
             if not turn.given.cancelled():
-                slot = Slot()
+                slot = BatchSlot()
                 self._taken.append(slot)
                 turn.given.set_result(slot)

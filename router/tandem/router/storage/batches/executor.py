@@ -15,7 +15,7 @@ from tandem.core.errors import PermissionDeniedError, TandemError, UnavailableEr
 from tandem.core.ids import Incarnation
 from tandem.core.logs import event
 from tandem.router.storage.batches import result_mapping, state_machine
-from tandem.router.storage.batches.asgi_client import Reply
+from tandem.router.storage.batches.asgi_client import AsgiResponse
 from tandem.router.storage.batches.concurrency import RevokedError, Slots
 from tandem.router.storage.batches.file_store import FilesFolder
 from tandem.router.storage.batches.input_file import (
@@ -29,7 +29,7 @@ from tandem.router.storage.batches.input_file import (
 )
 from tandem.router.storage.batches.journal import Journal
 from tandem.router.storage.batches.outputs import Outputs
-from tandem.router.storage.batches.state_machine import Action, Tally
+from tandem.router.storage.batches.state_machine import BatchStep, Tally
 from tandem.router.storage.files import new_id
 from tandem.statestore.stores.batches import BatchStore, Saved
 from tandem.statestore.stores.files import FileStore
@@ -51,11 +51,11 @@ class LeaseLostError(Exception):
 class Calls(Protocol):
     """Client for the requests of batches."""
 
-    async def post(self, path: str, body: bytes, tenant: str) -> Reply: ...
+    async def post(self, path: str, body: bytes, tenant: str) -> AsgiResponse: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workshop:
+class BatchContext:
     """Shared by all batches of one owner. `models` gives the names that are served, `serves` returns True if a tenant
     may ask for anything; `check_room` raises CapacityError or OSError where answers would find no room on the disk."""
 
@@ -77,7 +77,7 @@ class Workshop:
 class BatchRun:
     """Runs once; raises LeaseLostError, OSError and UnavailableError, after which another run can go on."""
 
-    def __init__(self, shop: Workshop, record: BatchRecord) -> None:
+    def __init__(self, shop: BatchContext, record: BatchRecord) -> None:
         self._shop, self._record = shop, record
         self._path = shop.folder.input(record.id)
         self._input: Input | None = None
@@ -95,10 +95,10 @@ class BatchRun:
 
     async def run(self) -> None:
         """Until the batch is over, or it has to leave."""
-        steps = {Action.VALIDATE: self._validate, Action.EXECUTE: self._execute, Action.PUBLISH: self._publish}
+        steps = {BatchStep.VALIDATE: self._validate, BatchStep.EXECUTE: self._execute, BatchStep.PUBLISH: self._publish}
         try:
-            while (action := state_machine.action(self._record, self._shop.wall_s())) is not Action.NOTHING:
-                if action is Action.EXECUTE and self._is_leaving:
+            while (action := state_machine.action(self._record, self._shop.wall_s())) is not BatchStep.NOTHING:
+                if action is BatchStep.EXECUTE and self._is_leaving:
                     return
                 try:
                     await steps[action]()
@@ -136,7 +136,7 @@ class BatchRun:
                     break
                 with suppress(UnavailableError):  # the lease decides if Redis is away for too long
                     await self._look(journal)
-                if state_machine.action(self._record, self._shop.wall_s()) is not Action.EXECUTE:
+                if state_machine.action(self._record, self._shop.wall_s()) is not BatchStep.EXECUTE:
                     return
                 try:
                     await self._check()
@@ -244,7 +244,7 @@ class BatchRun:
         finally:
             self._idle.discard(task)
 
-    async def _reply(self, line: bytes, number: int) -> Reply:
+    async def _reply(self, line: bytes, number: int) -> AsgiResponse:
         """Whatever breaks on one request is its reply, and nothing to the others."""
         record = self._record
         try:

@@ -30,7 +30,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class JournalEntry:
     """The answer to the request number `number` (from 0) and the tokens that it took."""
 
     number: int
@@ -42,7 +42,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ResultLocation:
     """Position of an answer's result."""
 
     segment: Path
@@ -56,11 +56,11 @@ class Journal:
 
     def __init__(self, folder: Path, incarnation: Incarnation) -> None:
         self._folder, self._incarnation = folder, incarnation
-        self.places: dict[int, Place] = {}
+        self.places: dict[int, ResultLocation] = {}
         """Of every answered request, by number."""
         self.tally = Tally()
         self._segment: _Segment | None = None
-        self._unwritten: list[Entry] = []
+        self._unwritten: list[JournalEntry] = []
         self._lock = asyncio.Lock()
 
     async def open(self) -> None:
@@ -73,7 +73,7 @@ class Journal:
         path = self._folder / f"{turn:08d}-{self._incarnation}.journal"
         self._segment = _Segment(path)
 
-    async def append(self, entry: Entry) -> None:
+    async def append(self, entry: JournalEntry) -> None:
         """Returns once the entry is on disk; many that wait share one write. Raises OSError, then this journal ends."""
         self._unwritten.append(entry)
         async with self._lock:
@@ -85,7 +85,7 @@ class Journal:
                 raise OSError("the journal is closed")
             starts = await asyncio.to_thread(segment.write, [encode(one) for one in entries])
             for one, start in zip(entries, starts, strict=True):
-                self._note(one, Place(segment.path, start, len(one.result), one.is_ok))
+                self._note(one, ResultLocation(segment.path, start, len(one.result), one.is_ok))
 
     async def close(self) -> None:
         """No more entries; safe to call again, and while an entry is being written."""
@@ -93,7 +93,7 @@ class Journal:
         if segment is not None:
             await asyncio.to_thread(segment.close)
 
-    def _note(self, entry: Entry, place: Place) -> None:
+    def _note(self, entry: JournalEntry, place: ResultLocation) -> None:
         if entry.number in self.places:
             return
         self.places[entry.number] = place
@@ -106,7 +106,7 @@ class Journal:
         )
 
 
-def encode(entry: Entry) -> bytes:
+def encode(entry: JournalEntry) -> bytes:
     """The line of an entry, with its end."""
     counts = b"%d %d %d " % (entry.input_tokens, entry.cached_tokens, entry.output_tokens)
     return (
@@ -114,12 +114,12 @@ def encode(entry: Entry) -> bytes:
     )
 
 
-def decode(line: bytes) -> tuple[Entry, int] | None:
+def decode(line: bytes) -> tuple[JournalEntry, int] | None:
     """The entry of a whole line without its end, and where its result begins; None when it is torn or damaged."""
     head = _HEAD.match(line)
     if head is None or zlib.crc32(line[head.start(4) :]) != int(head[3], 16):
         return None
-    entry = Entry(
+    entry = JournalEntry(
         number=int(head[1]),
         is_ok=head[2] == b"1",
         result=line[head.end() :],
@@ -130,7 +130,7 @@ def decode(line: bytes) -> tuple[Entry, int] | None:
     return entry, head.end()
 
 
-def read_segment(path: Path) -> Iterator[tuple[Entry, Place]]:
+def read_segment(path: Path) -> Iterator[tuple[JournalEntry, ResultLocation]]:
     """The whole entries of a segment, in order, without their results, and where those lie."""
     offset = 0
     with path.open("rb") as file:
@@ -140,7 +140,7 @@ def read_segment(path: Path) -> Iterator[tuple[Entry, Place]]:
             found = decode(line[:-1])
             if found is not None:
                 entry, start = found
-                yield replace(entry, result=b""), Place(path, offset + start, len(entry.result), entry.is_ok)
+                yield replace(entry, result=b""), ResultLocation(path, offset + start, len(entry.result), entry.is_ok)
             offset += len(line)
 
 
@@ -148,7 +148,7 @@ def _segments(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
 
 
-def _read(path: Path) -> list[tuple[Entry, Place]]:
+def _read(path: Path) -> list[tuple[JournalEntry, ResultLocation]]:
     return list(read_segment(path))
 
 

@@ -10,13 +10,13 @@ from tandem.core.batch import BatchRecord
 from tandem.router.storage.batches import result_mapping, state_machine
 from tandem.router.storage.batches.file_store import FilesFolder
 from tandem.router.storage.batches.input_file import Input, custom_ids
-from tandem.router.storage.batches.journal import Place
+from tandem.router.storage.batches.journal import ResultLocation
 
 
 class Outputs:
     """Writes them for one batch that ends, in the order of its input."""
 
-    def __init__(self, folder: FilesFolder, record: BatchRecord, places: Mapping[int, Place]) -> None:
+    def __init__(self, folder: FilesFolder, record: BatchRecord, places: Mapping[int, ResultLocation]) -> None:
         self._folder, self._record, self._places = folder, record, places
 
     def write(self, found: Input, output: str, errors: str) -> tuple[int, int]:
@@ -42,7 +42,7 @@ class _Results:
         self._stack = stack
         self._segments: dict[str, int] = {}
 
-    def read(self, place: Place) -> bytes:
+    def read(self, place: ResultLocation) -> bytes:
         name = str(place.segment)
         if name not in self._segments:
             self._segments[name] = os.open(name, os.O_RDONLY | os.O_CLOEXEC)

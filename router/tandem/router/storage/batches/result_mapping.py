@@ -10,8 +10,8 @@ import orjson
 
 from tandem.core.batch import LineError
 from tandem.core.errors import InternalError
-from tandem.router.storage.batches.asgi_client import Reply
-from tandem.router.storage.batches.journal import Entry
+from tandem.router.storage.batches.asgi_client import AsgiResponse
+from tandem.router.storage.batches.journal import JournalEntry
 
 MAX_FAILURES = 3
 """A request on which something broke so often is answered with its error."""
@@ -22,7 +22,7 @@ _WAIT = (429, 503)
 another thing: there, trying again does not help."""
 
 
-def pause_before_retry(reply: Reply, waits: int, failures: int) -> float | None:
+def pause_before_retry(reply: AsgiResponse, waits: int, failures: int) -> float | None:
     """Seconds to wait before the same request is sent again; None = the reply is its answer.
 
     `waits` and `failures` count the replies of either kind so far, this one included.
@@ -34,18 +34,18 @@ def pause_before_retry(reply: Reply, waits: int, failures: int) -> float | None:
     return None
 
 
-def broken() -> Reply:
+def broken() -> AsgiResponse:
     """In place of the reply to a request that raised an error of ours."""
     error = InternalError("the request could not be run", why="there is a fault in the server")
     said = {"message": error.message, "type": "server_error", "param": None, "code": error.code}
-    return Reply(status=500, body=orjson.dumps({"error": said}))
+    return AsgiResponse(status=500, body=orjson.dumps({"error": said}))
 
 
-def is_waiting(reply: Reply) -> bool:
+def is_waiting(reply: AsgiResponse) -> bool:
     return reply.status in _WAIT and reply.headers.get("x-should-retry") != "false"
 
 
-def entry(number: int, batch: str, custom_id: str, reply: Reply) -> Entry:
+def entry(number: int, batch: str, custom_id: str, reply: AsgiResponse) -> JournalEntry:
     """Return the journal entry of a final reply."""
     usage = _usage(reply.body) if reply.status == 200 else {}
     response = {
@@ -54,7 +54,7 @@ def entry(number: int, batch: str, custom_id: str, reply: Reply) -> Entry:
         "body": orjson.Fragment(reply.body),
     }
     line = {"id": request_id(batch, number), "custom_id": custom_id, "response": response, "error": None}
-    return Entry(
+    return JournalEntry(
         number=number,
         is_ok=reply.status == 200,
         result=orjson.dumps(line),
@@ -75,7 +75,7 @@ def request_id(batch: str, number: int) -> str:
     return "batch_req_" + hashlib.sha256(f"{batch}:{number}".encode()).hexdigest()[:24]
 
 
-def _pause(reply: Reply, tries: int) -> float:
+def _pause(reply: AsgiResponse, tries: int) -> float:
     given = reply.headers.get("retry-after", "")
     least_s = float(given) if given.isdigit() and len(given) < 6 else 0.0
     return min(LONGEST_PAUSE_S, max(least_s, FIRST_PAUSE_S * 2.0 ** min(tries - 1, 10)))

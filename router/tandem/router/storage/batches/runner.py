@@ -16,7 +16,7 @@ from tandem.core.errors import TandemError, UnavailableError
 from tandem.core.ids import Incarnation, new_incarnation
 from tandem.core.logs import event
 from tandem.router.storage.batches.concurrency import Slots
-from tandem.router.storage.batches.executor import BatchRun, Calls, LeaseLostError, Workshop
+from tandem.router.storage.batches.executor import BatchContext, BatchRun, Calls, LeaseLostError
 from tandem.router.storage.batches.input_file import Limits
 from tandem.router.storage.batches.throttle import Pace
 from tandem.router.storage.batches.turns import OpenBatch, Turns
@@ -117,7 +117,7 @@ class BatchRunner:
                     return
 
     async def _work(self, incarnation: Incarnation) -> None:
-        shop = Workshop(
+        shop = BatchContext(
             incarnation=incarnation,
             batches=self._batches,
             files=self._files.store,
@@ -141,7 +141,7 @@ class BatchRunner:
         except* LeaseLostError:
             event(_log, "batches are another router's now", incarnation=incarnation)
 
-    async def _start_runs(self, shop: Workshop, group: asyncio.TaskGroup) -> None:
+    async def _start_runs(self, shop: BatchContext, group: asyncio.TaskGroup) -> None:
         turns = Turns(AT_ONCE)
         runs: dict[str, BatchRun] = {}
         while True:
@@ -161,7 +161,7 @@ class BatchRunner:
             self._known[record.id] = OpenBatch(record.tenant, record.created_s)
         return self._known
 
-    async def _run_one(self, shop: Workshop, batch: str, turns: Turns, runs: dict[str, BatchRun]) -> None:
+    async def _run_one(self, shop: BatchContext, batch: str, turns: Turns, runs: dict[str, BatchRun]) -> None:
         """One batch as far as it goes now; after trouble it rests, and gives its turn to the next."""
         try:
             record = await self._batches.load(batch)

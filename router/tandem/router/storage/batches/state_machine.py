@@ -22,7 +22,7 @@ WINDOW_S = 24 * 3600
 _RUNNING = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)
 
 
-class Action(Enum):
+class BatchStep(Enum):
     """The owner's next step for a batch."""
 
     VALIDATE = "read the input"
@@ -42,15 +42,15 @@ class Tally:
     output_tokens: int = 0
 
 
-def action(record: BatchRecord, now_s: float) -> Action:
+def action(record: BatchRecord, now_s: float) -> BatchStep:
     """Return the next step. Past its window a batch is ended with the answers that it has."""
     if record.status.is_over:
-        return Action.NOTHING
+        return BatchStep.NOTHING
     if record.status is BatchStatus.VALIDATING:
-        return Action.VALIDATE
+        return BatchStep.VALIDATE
     if record.status is BatchStatus.IN_PROGRESS and now_s < record.expires_s:
-        return Action.EXECUTE
-    return Action.PUBLISH
+        return BatchStep.EXECUTE
+    return BatchStep.PUBLISH
 
 
 def validated(record: BatchRecord, now_s: float, total: int, model: str | None) -> BatchRecord:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tandem.core.lifecycle import RoleName
-from tandem.router.dispatch.inflight_request import Flight
+from tandem.router.dispatch.inflight_request import InFlightRequest
 from tandem.router.workers.connection import WorkerLink
 
 GRACE_S = 0.1
@@ -52,7 +52,7 @@ class Pace:
         return min(self._window, self._limit)
 
 
-def waiting(flights: Iterable[Flight], links: Iterable[WorkerLink], now_s: float) -> int:
+def waiting(flights: Iterable[InFlightRequest], links: Iterable[WorkerLink], now_s: float) -> int:
     """Interactive requests that no worker computes yet: of this router, and of others as the workers report them."""
     ours = 0
     own: dict[str, int] = {}

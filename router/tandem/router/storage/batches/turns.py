@@ -32,7 +32,7 @@ class OpenBatch:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Open(Waiting):
+class _OpenBatch(Waiting):
     batch: str
 
 
@@ -50,8 +50,8 @@ class Turns:
 
     def __init__(self, places: int) -> None:
         self._places = places
-        self._queue: FairQueue[_Open] = FairQueue(quantum=1, limit=sys.maxsize)
-        self._waiting: dict[str, _Open] = {}
+        self._queue: FairQueue[_OpenBatch] = FairQueue(quantum=1, limit=sys.maxsize)
+        self._waiting: dict[str, _OpenBatch] = {}
         self._running: dict[str, tuple[str, float]] = {}
         """Tenant, and since when."""
         self._leaving: set[str] = set()
@@ -66,7 +66,7 @@ class Turns:
             trouble = self._trouble.get(batch)
             if not self._is_busy(batch) and (trouble is None or now_s >= trouble.until_s):
                 due_s = one.created_s if trouble is None else _AFTER_OTHERS_S + trouble.at_s
-                waiting = _Open(tenant=one.tenant, cost=1, due_s=due_s, gone_s=math.inf, batch=batch)
+                waiting = _OpenBatch(tenant=one.tenant, cost=1, due_s=due_s, gone_s=math.inf, batch=batch)
                 self._waiting[batch] = waiting
                 self._queue.add(waiting)
         begun = []

@@ -13,11 +13,11 @@ import pytest
 from tandem.core.handoff import TokenLogprob
 from tandem.core.lifecycle import FinishReason
 from tandem.router.api.grpc_service import _Shown
-from tandem.router.api.http.response_bodies import Frame
+from tandem.router.api.http.response_bodies import ResponseFrame
 from tandem.router.api.http.sse import AnswerReply
 from tandem.router.serving.choices import AnswerSettings, ChoiceUpdate
 from tandem.router.serving.request_parser import MAX_ANSWER_SCORES
-from tandem.router.serving.response_stream import Usage
+from tandem.router.serving.response_stream import TokenUsage
 from tandem.router.tokenization.tokenizer import Tokenizer
 from tandem.rpc.v1 import inference_pb2 as i
 from tests.plugins.costs import measured
@@ -32,7 +32,7 @@ class Given:
 
     id = "a"
     choice_count = CHOICES
-    usage = Usage(prompt_tokens=1, completion_tokens=CHOICES * TOKENS, cached_tokens=0)
+    usage = TokenUsage(prompt_tokens=1, completion_tokens=CHOICES * TOKENS, cached_tokens=0)
 
     def __init__(self) -> None:
         draw = random.Random(7)
@@ -60,7 +60,7 @@ def test_the_largest_answer_with_log_probabilities_does_not_have_the_loop_stand(
     """33,000 tokens took 3 seconds in one turn."""
     given: Any = Given()
     nobody: Any = None
-    frame = Frame(id="a", created=1, model="m", is_chat=is_chat, prompts=((1,),), logprobs=ALTERNATIVES)
+    frame = ResponseFrame(id="a", created=1, model="m", is_chat=is_chat, prompts=((1,),), logprobs=ALTERNATIVES)
     settings = AnswerSettings(
         api="chat", model="m", tokenizer=TOKENIZER, stop=(), received_s=0.0, backlog_bytes=1 << 20
     )

@@ -117,11 +117,11 @@ def test_a_wire_that_is_busy_is_waited_for() -> None:
     hidden_s = cost(computing(), decoding()).move_s
     assert hidden_s == pytest.approx(HANDOFF_S + 0.0512)
     for ends in ((30_000, 0), (0, 30_000), (30_000, 20_000)):
-        sender, receiver = computing(crossing_tokens=ends[0]), decoding(crossing_tokens=ends[1])
+        sender, receiver = computing(tokens_in_transfer=ends[0]), decoding(tokens_in_transfer=ends[1])
         assert cost(sender, receiver).move_s == pytest.approx(HANDOFF_S + 3.0 + 0.1 - 1.0)
         queued = dataclasses.replace(sender, queued_tokens=1500)
         assert cost(queued, receiver).move_s == pytest.approx(HANDOFF_S + 3.0 - 1.5 + 0.1 - 1.0), "meanwhile it empties"
-    assert cost(computing(crossing_tokens=500), decoding()).move_s == hidden_s
+    assert cost(computing(tokens_in_transfer=500), decoding()).move_s == hidden_s
 
 
 def test_a_pause_breaks_the_promise_of_short_answers() -> None:

@@ -346,7 +346,7 @@ def test_who_holds_much_without_saying_in_which_form_gives_no_credit() -> None:
     told = dataclasses.replace(secret, profile=of_kv("float32"))
     assert Estimates(job, [idle, told]).prefill(idle).reuse_s < 0.0
     assert Estimates(dataclasses.replace(job, followers=0.0), [idle, told]).prefill(idle).reuse_s == 0.0
-    assert Estimates(dataclasses.replace(job, is_computed_whole=True), [idle, told]).prefill(idle).compute_s == 1.0
+    assert Estimates(dataclasses.replace(job, skips_cache=True), [idle, told]).prefill(idle).compute_s == 1.0
 
 
 def test_what_waits_in_the_router_is_all_lost_at_the_only_worker() -> None:

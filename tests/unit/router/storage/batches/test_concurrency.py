@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tandem.router.storage.batches.concurrency import RevokedError, Slot, Slots
+from tandem.router.storage.batches.concurrency import BatchSlot, RevokedError, Slots
 
 
 def run(scenario: Callable[[Slots], Coroutine[Any, Any, None]]) -> None:
@@ -105,7 +105,7 @@ def test_what_fails_and_what_ends_in_a_place() -> None:
         async def answer() -> int:
             return 7
 
-        slot = Slot()
+        slot = BatchSlot()
         assert await slot.run(answer()) == 7
         with pytest.raises(OSError, match="no"):
             await slot.run(fail())
@@ -122,7 +122,7 @@ def test_who_leaves_the_queue_takes_no_place_along() -> None:
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first
-        assert isinstance(await second, Slot)
+        assert isinstance(await second, BatchSlot)
         assert slots.running == 1
         third = asyncio.create_task(slots.take("t", 1))
         await settle()

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tandem.core.ids import Incarnation
-from tandem.router.storage.batches.journal import Entry, Journal, decode, encode
+from tandem.router.storage.batches.journal import Journal, JournalEntry, decode, encode
 
 
-def entry(number: int, text: str = "x", *, is_ok: bool = True) -> Entry:
+def entry(number: int, text: str = "x", *, is_ok: bool = True) -> JournalEntry:
     result = f'{{"n":{number},"by":"{text}"}}'.encode()
-    return Entry(number=number, is_ok=is_ok, result=result, input_tokens=3, cached_tokens=1, output_tokens=2)
+    return JournalEntry(number=number, is_ok=is_ok, result=result, input_tokens=3, cached_tokens=1, output_tokens=2)
 
 
 def result_at(journal: Journal, number: int) -> bytes:
@@ -40,7 +40,7 @@ async def opened(folder: Path, incarnation: int) -> Journal:
 
 @given(st.integers(0, 2**31), st.booleans(), st.binary().filter(lambda data: b"\n" not in data))
 def test_a_line_says_what_was_kept_and_notices_damage(number: int, is_ok: bool, result: bytes) -> None:
-    kept = Entry(number=number, is_ok=is_ok, result=result, input_tokens=number, output_tokens=7)
+    kept = JournalEntry(number=number, is_ok=is_ok, result=result, input_tokens=number, output_tokens=7)
     line = encode(kept)
     assert line.endswith(b"\n")
     found = decode(line[:-1])

@@ -9,29 +9,29 @@ import pytest
 
 from tandem.core.batch import LineError
 from tandem.router.storage.batches import result_mapping
-from tandem.router.storage.batches.asgi_client import Reply
+from tandem.router.storage.batches.asgi_client import AsgiResponse
 from tandem.router.storage.batches.result_mapping import LONGEST_PAUSE_S, MAX_FAILURES, pause_before_retry
 
 
 @pytest.mark.parametrize("status", [200, 400, 404, 413])
 def test_final(status: int) -> None:
-    assert pause_before_retry(Reply(status=status), 5, 0) is None
+    assert pause_before_retry(AsgiResponse(status=status), 5, 0) is None
 
 
 @pytest.mark.parametrize("status", [429, 503])
 def test_waiting_has_no_end_of_its_own(status: int) -> None:
-    pauses = [pause_before_retry(Reply(status=status), waits, 0) for waits in range(1, 100)]
+    pauses = [pause_before_retry(AsgiResponse(status=status), waits, 0) for waits in range(1, 100)]
     assert pauses[:3] == [0.5, 1.0, 2.0]
     assert pauses[-1] == LONGEST_PAUSE_S
-    told = Reply(status=status, headers={"retry-after": "7"})
+    told = AsgiResponse(status=status, headers={"retry-after": "7"})
     assert pause_before_retry(told, 1, 0) == 7.0
-    assert pause_before_retry(Reply(status=status, headers={"retry-after": "99999"}), 1, 0) == LONGEST_PAUSE_S
-    assert pause_before_retry(Reply(status=status, headers={"retry-after": "soon"}), 1, 0) == 0.5
+    assert pause_before_retry(AsgiResponse(status=status, headers={"retry-after": "99999"}), 1, 0) == LONGEST_PAUSE_S
+    assert pause_before_retry(AsgiResponse(status=status, headers={"retry-after": "soon"}), 1, 0) == 0.5
 
 
 @pytest.mark.parametrize("status", [499, 500, 502, 504])
 def test_what_breaks_is_tried_again_a_few_times(status: int) -> None:
-    pauses = [pause_before_retry(Reply(status=status), 0, failures) for failures in range(1, MAX_FAILURES + 1)]
+    pauses = [pause_before_retry(AsgiResponse(status=status), 0, failures) for failures in range(1, MAX_FAILURES + 1)]
     assert pauses == [0.5, 1.0, None]
 
 
@@ -44,7 +44,7 @@ def test_what_breaks_is_tried_again_a_few_times(status: int) -> None:
 )
 def test_an_answer(usage: dict[str, object]) -> None:
     body = {"id": "x", "text": "a\nb", "usage": usage}
-    reply = Reply(status=200, headers={"x-request-id": "cmpl-1"}, body=orjson.dumps(body))
+    reply = AsgiResponse(status=200, headers={"x-request-id": "cmpl-1"}, body=orjson.dumps(body))
     entry = result_mapping.entry(3, "batch_1", "mine", reply)
     assert (entry.number, entry.is_ok) == (3, True)
     assert (entry.input_tokens, entry.cached_tokens, entry.output_tokens) == (9, 8, 4)
@@ -59,7 +59,7 @@ def test_an_answer(usage: dict[str, object]) -> None:
 
 def test_a_refusal() -> None:
     error = {"error": {"message": "No.", "type": "invalid_request_error", "param": "x", "code": "invalid_request"}}
-    entry = result_mapping.entry(0, "batch_1", "mine", Reply(status=400, body=orjson.dumps(error)))
+    entry = result_mapping.entry(0, "batch_1", "mine", AsgiResponse(status=400, body=orjson.dumps(error)))
     assert not entry.is_ok
     assert entry.output_tokens == 0
     assert json.loads(entry.result)["response"] == {"status_code": 400, "request_id": "", "body": error}

@@ -27,9 +27,9 @@ from tandem.core.clock import MonotonicClock
 from tandem.core.errors import CapacityError, PermissionDeniedError, UnavailableError
 from tandem.core.ids import Incarnation
 from tandem.router.storage.batches import executor, result_mapping, state_machine
-from tandem.router.storage.batches.asgi_client import Reply
+from tandem.router.storage.batches.asgi_client import AsgiResponse
 from tandem.router.storage.batches.concurrency import Slots
-from tandem.router.storage.batches.executor import BatchRun, LeaseLostError, Workshop
+from tandem.router.storage.batches.executor import BatchContext, BatchRun, LeaseLostError
 from tandem.router.storage.batches.file_store import FilesFolder
 from tandem.router.storage.batches.input_file import Limits
 from tandem.statestore.stores.batches import Saved
@@ -87,17 +87,17 @@ class Callee:
     def __init__(self) -> None:
         self.calls: Counter[int] = Counter()
 
-    async def post(self, path: str, body: bytes, tenant: str) -> Reply:
+    async def post(self, path: str, body: bytes, tenant: str) -> AsgiResponse:
         number = json.loads(body)["prompt"]
         self.calls[number] += 1
         for _ in range(number % 4):
             await asyncio.sleep(0)
         if number % 5 == 1 and self.calls[number] == 1:
-            return Reply(status=503, body=b'{"error":{}}')
+            return AsgiResponse(status=503, body=b'{"error":{}}')
         if number % 5 == 2:
-            return Reply(status=400, body=b'{"error":{}}')
+            return AsgiResponse(status=400, body=b'{"error":{}}')
         usage = {"prompt_tokens": 2, "completion_tokens": 1}
-        return Reply(status=200, body=json.dumps({"said": number, "usage": usage}).encode())
+        return AsgiResponse(status=200, body=json.dumps({"said": number, "usage": usage}).encode())
 
 
 class World:
@@ -153,7 +153,7 @@ class World:
         if slots is None:
             slots = Slots()
             slots.allow(3)
-        shop = Workshop(
+        shop = BatchContext(
             incarnation=incarnation,
             batches=cast(Any, self.store),
             files=cast(Any, self.store),
@@ -328,7 +328,7 @@ def test_work_that_is_gone_fails_the_batch_unless_the_directory_is_gone_too() ->
 class Breaking(Callee):
     """One request raises, another one's body came from a release that let any depth pass."""
 
-    async def post(self, path: str, body: bytes, tenant: str) -> Reply:
+    async def post(self, path: str, body: bytes, tenant: str) -> AsgiResponse:
         if json.loads(body)["prompt"] == 3:
             raise RuntimeError("a fault of ours")
         return await super().post(path, body, tenant)
@@ -355,9 +355,9 @@ def test_what_breaks_on_one_request_is_its_answer() -> None:
 class Full(Callee):
     """Has no room, ever."""
 
-    async def post(self, path: str, body: bytes, tenant: str) -> Reply:
+    async def post(self, path: str, body: bytes, tenant: str) -> AsgiResponse:
         self.calls[json.loads(body)["prompt"]] += 1
-        return Reply(status=503)
+        return AsgiResponse(status=503)
 
 
 def test_who_waits_keeps_no_place_and_leaves_when_it_is_told() -> None:

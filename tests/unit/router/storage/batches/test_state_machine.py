@@ -9,7 +9,7 @@ import pytest
 from tandem.core.batch import BatchRecord, BatchStatus, LineError, batch_from_json, to_json
 from tandem.core.errors import InvalidRequestError
 from tandem.router.storage.batches import state_machine
-from tandem.router.storage.batches.state_machine import Action, Tally
+from tandem.router.storage.batches.state_machine import BatchStep, Tally
 
 NEW = BatchRecord(
     id="batch_1", tenant="t", endpoint="/v1/completions", input_file="file-1", created_s=100, expires_s=100 + 86_400
@@ -18,20 +18,20 @@ SOME = Tally(completed=2, failed=1, input_tokens=30, cached_tokens=16, output_to
 
 
 def test_the_way_to_the_end() -> None:
-    assert state_machine.action(NEW, 101) is Action.VALIDATE
+    assert state_machine.action(NEW, 101) is BatchStep.VALIDATE
     running = state_machine.validated(NEW, 101.9, 3, "m")
     assert (running.status, running.in_progress_s, running.total, running.model) == ("in_progress", 101, 3, "m")
-    assert state_machine.action(running, 102) is Action.EXECUTE
+    assert state_machine.action(running, 102) is BatchStep.EXECUTE
     further = state_machine.progressed(running, Tally(completed=1))
     assert (further.completed, further.status) == (1, BatchStatus.IN_PROGRESS)
     ending = state_machine.all_answered(further, 103, SOME)
     assert (ending.status, ending.finalizing_s) == (BatchStatus.FINALIZING, 103)
-    assert state_machine.action(ending, 103) is Action.PUBLISH
+    assert state_machine.action(ending, 103) is BatchStep.PUBLISH
     done = state_machine.published(ending, 104, SOME, "file-2", "file-3")
     assert (done.status, done.completed_s, done.ended_s) == (BatchStatus.COMPLETED, 104, 104)
     assert (done.completed, done.failed, done.output_file, done.error_file) == (2, 1, "file-2", "file-3")
     assert (done.input_tokens, done.cached_tokens, done.output_tokens) == (30, 16, 9)
-    assert state_machine.action(done, 10**9) is Action.NOTHING
+    assert state_machine.action(done, 10**9) is BatchStep.NOTHING
     assert [r.version for r in (NEW, running, further, ending, done)] == [1, 2, 3, 4, 5]
 
 
@@ -44,8 +44,8 @@ def test_a_wrong_input_ends_it() -> None:
 
 def test_past_its_window_it_ends_with_what_it_has() -> None:
     running = state_machine.validated(NEW, 101, 3, None)
-    assert state_machine.action(running, NEW.expires_s - 0.1) is Action.EXECUTE
-    assert state_machine.action(running, NEW.expires_s) is Action.PUBLISH
+    assert state_machine.action(running, NEW.expires_s - 0.1) is BatchStep.EXECUTE
+    assert state_machine.action(running, NEW.expires_s) is BatchStep.PUBLISH
     assert state_machine.left_over(running).code == "batch_expired"
     assert state_machine.published(running, NEW.expires_s, SOME, None, None).status is BatchStatus.EXPIRED
     ending = state_machine.all_answered(running, NEW.expires_s - 1, SOME)
@@ -58,7 +58,7 @@ def test_cancelled_before_or_while_it_runs(is_read: bool) -> None:
     asked = state_machine.cancel_asked(record, 106)
     assert (asked.status, asked.cancelling_s, asked.version) == (BatchStatus.CANCELLING, 106, record.version + 1)
     assert state_machine.cancel_asked(asked, 107) is asked
-    assert state_machine.action(asked, 107) is Action.PUBLISH
+    assert state_machine.action(asked, 107) is BatchStep.PUBLISH
     assert state_machine.left_over(asked).code == "batch_cancelled"
     over = state_machine.published(asked, 108, Tally(completed=1, failed=2), "file-2", "file-3")
     assert (over.status, over.cancelled_s, over.completed) == (BatchStatus.CANCELLED, 108, 1)

@@ -36,7 +36,7 @@ class Past:
     messages: tuple[Message, ...] = ()
 
 
-class Conversations:
+class ConversationStore:
     """Stored responses as the API needs them."""
 
     def __init__(self, store: ResponseStore, most_bytes: int) -> None:

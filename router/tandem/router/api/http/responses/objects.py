@@ -11,7 +11,7 @@ import orjson
 from tandem.core.errors import TandemError
 from tandem.core.lifecycle import FinishReason
 from tandem.router.api.http.responses.schemas import ResponseRequest
-from tandem.router.serving.response_stream import Usage
+from tandem.router.serving.response_stream import TokenUsage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Draft:
         return self._object("in_progress", [])
 
     def ended(
-        self, text: str, finish: FinishReason | None, usage: Usage, completed_s: int, *, is_kept: bool
+        self, text: str, finish: FinishReason | None, usage: TokenUsage, completed_s: int, *, is_kept: bool
     ) -> dict[str, Any]:
         """The finished object; an answer that ran into its length limit is "incomplete"."""
         is_whole = finish is not FinishReason.LENGTH
@@ -90,7 +90,7 @@ class Draft:
         }
 
 
-def usage_object(usage: Usage) -> dict[str, Any]:
+def usage_object(usage: TokenUsage) -> dict[str, Any]:
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
