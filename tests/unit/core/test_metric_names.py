@@ -13,7 +13,7 @@ from tandem.core.label_limiter import OTHER, BoundedLabel
 from tandem.core.metric_names import CATALOGUE, Metric, MetricKind
 
 ROOT = Path(__file__).resolve().parents[3]
-OF_WORKERS = ("workerhost", "prefill_worker", "decode_worker", "worker")
+OF_WORKERS = ("workercore", "workerhost", "prefill_worker", "decode_worker", "worker")
 
 
 def test_every_metric_has_a_name_of_its_own() -> None:

@@ -45,7 +45,7 @@ def test_without_a_contract_rows_follow_from_the_imports() -> None:
 
 
 def test_an_unknown_package_names_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"no package 'rooter'; there are: cluster, clusterctl, core, "):
+    with pytest.raises(ValueError, match=r"no package 'rooter'; there are: clusterctl, controlplane, core, "):
         read("rooter")
 
 

@@ -134,9 +134,8 @@ class Dispatcher:
         loop = asyncio.get_running_loop()
         error = DeadlineError(f"no complete answer within {work.timeout_s:g} s", todo="ask for less or try later")
         deadline = loop.call_later(work.timeout_s if left_s is None else left_s, inbox.fail, error)
-        flight = InFlightRequest(
-            id=request, slot=slot, work=work, inbox=inbox, started_s=self._clock.now_s(), left_s=left_s
-        )
+        now_s = self._clock.now_s()
+        flight = InFlightRequest(id=request, slot=slot, work=work, inbox=inbox, started_s=now_s, left_s=left_s)
         if plan is not None:
             flight.plan, flight.is_probe = plan, True
         self._flights[request] = flight
@@ -239,8 +238,7 @@ class Dispatcher:
 
     def _wake(self, flight: InFlightRequest, delay_s: float) -> None:
         """Try the flight again after `delay_s`, or as soon as a worker comes."""
-        timer = asyncio.get_running_loop().call_later(max(0.0, delay_s), self._try, flight)
-        self._waiting[flight.id] = timer
+        self._waiting[flight.id] = asyncio.get_running_loop().call_later(max(0.0, delay_s), self._try, flight)
 
     def _try(self, flight: InFlightRequest) -> None:
         timer = self._waiting.pop(flight.id, None)
@@ -267,9 +265,7 @@ class Dispatcher:
         if self._retry_queue:
             self._retry_timer = asyncio.get_running_loop().call_later(SPACING_S, self._retry_next)
 
-    def _failed(
-        self, flight: InFlightRequest, failure: Failure | None, error: TandemError, delay_s: float = 0.0
-    ) -> None:
+    def _failed(self, flight: InFlightRequest, failure: Failure | None, error: TandemError, delay_s: float = 0) -> None:
         """The current attempt is over; another follows unless `error` is the request's own fault (no `failure`)."""
         if self._is_over(flight):
             return
@@ -316,9 +312,8 @@ class Dispatcher:
         timer = self._waiting.pop(flight.id, None)
         if timer is not None:
             timer.cancel()
-        self._legs.cancel(
-            flight, flight.attempt, flight.inbox.error.code if flight.inbox.error is not None else "finished"
-        )
+        reason = flight.inbox.error.code if flight.inbox.error is not None else "finished"
+        self._legs.cancel(flight, flight.attempt, reason)
         for member in flight.pair:
             self._retry_policy.breakers.ended(member, flight.id)
         if not flight.phase.is_terminal:

@@ -165,7 +165,7 @@ async def test_a_second_prompt_that_nobody_takes_costs_nothing(monkeypatch: pyte
         flown.append(arguments)
         return submit(*arguments, **more)
 
-    monkeypatch.setattr(stage.dispatcher, "fly", once)
+    monkeypatch.setattr(stage.dispatcher, "submit", once)
     with pytest.raises(UnavailableError), response_factory.open(works=2):
         pass
     assert await response_factory.settled() == [Charge(requests=-1, tokens=-2 * CHARGED, is_asked=False)]
