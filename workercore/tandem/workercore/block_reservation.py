@@ -42,6 +42,6 @@ class BlockReservation:
 def reserve(
     engine: Engine, holder: Holder, hashes: Sequence[BlockHash], count: int, window_offsets: Sequence[int] | None = None
 ) -> BlockReservation | None:
-    """Reserve room for `count` blocks a group, see `Engine.reserve`. `Engine.let_go(holder)` gives it back."""
+    """Reserve room for `count` blocks a group, see `Engine.reserve`. `Engine.release_holder(holder)` gives it back."""
     reserved = engine.reserve(holder, hashes, count, window_offsets)
     return BlockReservation(holder, reserved) if reserved is not None else None

@@ -1,4 +1,4 @@
-"""The shapes of documents about routes, promises and keys; see schemas.py."""
+"""The shapes of documents about routes, promises and keys; see kinds.py."""
 
 from __future__ import annotations
 

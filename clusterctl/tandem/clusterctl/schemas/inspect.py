@@ -1,4 +1,4 @@
-"""The shapes of documents about the state and activity of a cluster; see schemas.py."""
+"""The shapes of documents about the state and activity of a cluster; see kinds.py."""
 
 from __future__ import annotations
 

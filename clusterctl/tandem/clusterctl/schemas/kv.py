@@ -1,4 +1,4 @@
-"""The shapes of documents about where KV is and how it travels; see schemas.py."""
+"""The shapes of documents about where KV is and how it travels; see kinds.py."""
 
 from __future__ import annotations
 

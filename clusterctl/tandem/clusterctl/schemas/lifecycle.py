@@ -1,4 +1,4 @@
-"""The shapes of documents about a cluster to be started; see schemas.py."""
+"""The shapes of documents about a cluster to be started; see kinds.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shapes of documents about the desired state, its changes and events; see schemas.py."""
+"""The shapes of documents about the desired state, its changes and events; see kinds.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The documents of `plan` and `simulate`; documents.py has all others, and the list of kinds."""
+"""The documents of `plan` and `simulate`; kinds.py has all others, and the list of kinds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shapes of documents about one request, logs, settings, checks and loads; documents.py lists them."""
+"""Shapes of documents about one request, logs, settings, checks and loads; kinds.py lists them."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@
 #define ISA 512
 #include "../vectors.h"
 #include "../rms_norm/rows.h"
-#include "../rotate/rows.h"
+#include "../rope/rows.h"
 #include "../silu_mul/rows.h"
 #include "../quantized_linear/rows.h"
 #include "../quantized_linear/columns.h"
