@@ -2,7 +2,8 @@
 timers, and the clock is passed in (docs/failure-handling.md).
 
 failure ──▶ judge: fault? ──▶ the request's own: it ends
-                          └─▶ a worker's: left out from now on ──▶ RetryPolicy.denial ──▶ RetryPolicy.choose: Plan or RetryLater
+                          └─▶ a worker's: left out from now on
+                              ──▶ RetryPolicy.denial ──▶ RetryPolicy.choose: Plan or RetryLater
 """
 
 from __future__ import annotations
