@@ -286,7 +286,7 @@ class CaseRun:
                 self._violate(f"a second or late outcome at the sender: {message}")
             else:
                 flight.sent[message["rank"]] = message
-                if message["event"] != "Sent" and not self._is_verified(flight):
+                if message["event"] != "SendCompleted" and not self._is_verified(flight):
                     self._give_up(flight)
         return bool(kind == "pushed")
 
@@ -343,7 +343,7 @@ class CaseRun:
                         self._violate(f"{words}: rank {rank} verified what {kind} had hit")
             if flight.is_given_up and is_calm and not self._was_broken(flight):
                 self._violate(f"{words}: failed with nothing wrong")
-            if all(m["event"] == "Sent" for m in flight.sent.values()) and not self._is_verified(flight):
+            if all(m["event"] == "SendCompleted" for m in flight.sent.values()) and not self._is_verified(flight):
                 self._violate(f"{words}: sent, but not received")
         self._unchanged(set().union(*(flight.blocks for flight in self._flights.values())), f"wave {number}")
         if self._worker.open_transfers:
@@ -367,7 +367,7 @@ class CaseRun:
         if self._is_measuring:
             self.report.figures.append(self._measure(flight))
         self.report.bytes += received
-        if all(message["event"] == "Sent" for message in flight.sent.values()):
+        if all(message["event"] == "SendCompleted" for message in flight.sent.values()):
             sent = sum(message["bytes"] for message in flight.sent.values())
             if sent != received and flight.move.fault.kind not in ("duplicate", "stale_attempt"):
                 self._violate(f"{words}: {sent} bytes sent, {received} received")
