@@ -168,7 +168,7 @@ def test_what_this_machine_would_give(
     def started(*arguments: object, **named: object) -> None:
         raise AssertionError("it joins")
 
-    monkeypatch.setattr(node, "Node", started)
+    monkeypatch.setattr(node, "RayNodeProcess", started)
     token = tmp_path / "ray.token"
     token.write_text("0" * 64)
     with socket.create_server(("127.0.0.1", 0)) as head:
