@@ -307,7 +307,7 @@ def test_a_stop_that_ends_in_time_costs_nothing(rig: Any, options: dict[str, Any
     os.kill(peer.process.pid, signal.SIGSTOP)
     os.kill(peer.process.pid, signal.SIGCONT)
     assert isinstance(target.event(), Verified)
-    assert peer.read()["event"] == "Sent"
+    assert peer.read()["event"] == "SendCompleted"
 
 
 def test_links_come_and_go_without_a_trace(rig: Any, wait_until: WaitUntil) -> None:

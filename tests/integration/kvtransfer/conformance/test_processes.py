@@ -58,7 +58,7 @@ def test_a_push_from_another_process_is_bit_exact(rig: Any, ticket_json: TicketJ
     assert isinstance(verified, Verified)
     assert 0 < verified.last_wire_s < rig.patience_s  # one machine, one clock
     assert target.memory[G0] == random.Random(6).randbytes(len(target.memory[G0]))
-    assert peer.read()["event"] == "Sent"
+    assert peer.read()["event"] == "SendCompleted"
 
 
 def test_a_killed_sender_fails_its_transfers_at_the_receiver(rig: Any, ticket_json: TicketJson) -> None:
