@@ -18,7 +18,7 @@ Save = Callable[[DesiredState, int], Awaitable[bool]]
 
 
 class PodFollowing:
-    """The controller's `Following` for Kubernetes. `registered`: registered workers with their roles."""
+    """The controller's `PodFollower` for Kubernetes. `registered`: registered workers with their roles."""
 
     def __init__(
         self,

@@ -69,7 +69,7 @@ class DispatchListener(Protocol):
 
 
 class Queue(Protocol):
-    """Requests that wait in this router for room, and are no flights yet; an `Admission` is one."""
+    """Requests that wait in this router for room, and are no flights yet; an `AdmissionController` is one."""
 
     def waiting_for(self, model: str) -> int:
         """Return how many wait for workers of this model."""
