@@ -16,7 +16,8 @@ from tandem.statestore.records import WorkerRecord
 
 
 class RegistryControlClient:
-    """The controller's `WorkerControlClient`. UnavailableError for a worker that is not registered, and as in WorkerControl."""
+    """The controller's `WorkerControlClient`. UnavailableError for a worker that is not registered, and as in
+    WorkerControl."""
 
     def __init__(self, redis: Redis, keys: Keys, control: WorkerControl) -> None:
         self._watcher, self._control = RegistryWatcher(redis, keys), control
