@@ -73,9 +73,10 @@ def _walk(part: str, seed: int) -> Counter[str]:
         return Counter(events=EVENTS[part], transfers=len(pair.sendings), admitted=pair.verified)
     told = Walk(seed).run(EVENTS[part])
     names = (
-        "requests", "attempts", "finished", "failed", "cancelled", "handovers", "frames", "Verified", "Failed", "SendCompleted",
-        "SendFailed", "Quiesced", "tickets_revoked", "tickets_queued", "transfers_forgotten", "preemptions",
-        "dropped_fenced", "dropped_checksum", "dropped_duplicate", "dropped_malformed", "dropped_wrong_incarnation",
+        "requests", "attempts", "finished", "failed", "cancelled", "handovers", "frames", "Verified", "Failed",
+        "SendCompleted", "SendFailed", "Quiesced", "tickets_revoked", "tickets_queued", "transfers_forgotten",
+        "preemptions", "dropped_fenced", "dropped_checksum", "dropped_duplicate", "dropped_malformed",
+        "dropped_wrong_incarnation",
     )  # fmt: skip
     return Counter({name: told[name] for name in names}) + Counter(events=EVENTS[part])
 
