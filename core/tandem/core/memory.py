@@ -53,7 +53,7 @@ def madvise(first: int, last: int, advice: int) -> None:
 def use_huge_pages() -> None:
     """Have the kernel put this process's present memory on huge pages, where that is half full at least and its own,
     not shared with a process that it was forked from (Linux 6.1 on; elsewhere nothing changes). Call once, after
-    `keep_loaded`: a process of many short tasks runs little code often, and looks up the pages of its objects each
+    `freeze_gc`: a process of many short tasks runs little code often, and looks up the pages of its objects each
     time. It takes some milliseconds for each 2 MiB."""
     with suppress(OSError):
         for place in _ANONYMOUS.finditer(Path("/proc/self/smaps").read_text()):

@@ -9,14 +9,14 @@ import pytest
 
 _CHILD = """
 import gc
-from tandem.core.gc_freeze import keep_loaded, load_without_pauses
+from tandem.core.gc_freeze import freeze_gc, load_without_pauses
 
 load_without_pauses()
 collections = gc.get_stats()[0]["collections"]
 loaded = [[number] for number in range(20_000)]
 assert gc.get_stats()[0]["collections"] == collections
 rare = gc.get_threshold()[0]
-keep_loaded()
+freeze_gc()
 assert gc.get_threshold()[0] < rare
 assert gc.get_freeze_count() >= 1_000
 assert not any(entry is loaded for entry in gc.get_objects())

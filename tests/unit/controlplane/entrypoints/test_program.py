@@ -133,10 +133,10 @@ def test_images_of_routers_need_nothing_of_the_command_line() -> None:
 import sys
 from pathlib import Path
 import tandem.controlplane.entrypoints.__main__
-from tandem.controlplane.entrypoints.records import Pod, router_config
+from tandem.controlplane.entrypoints.records import PodIdentity, router_config
 from tandem.core.config import ClusterConfig, RedisSection
 here = Path.cwd()
-pod = Pod(name="a", folder=here, secret_file=here / "secret")
+pod = PodIdentity(name="a", folder=here, secret_file=here / "secret")
 import tandem.controlplane.entrypoints.release_info
 assert not router_config(ClusterConfig(redis=RedisSection(url="redis://store:6379/0")), pod, here / "key").has_rollouts
 others = {"torch", "numpy", "safetensors", "ray", "typer", "rich", "httpx", "matplotlib", "yaml"}
