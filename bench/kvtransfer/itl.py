@@ -39,7 +39,7 @@ class Place:
 
     @classmethod
     def anywhere(cls, cores: Sequence[int]) -> Place:
-        """D has two cores for everything, P's among them if there is no third."""
+        """Return D's two cores; P shares them on a machine without a third."""
         return cls(sending=cores[:1], receiving=cores[1:3] if len(cores) > 2 else cores, step_core=None)
 
     def __str__(self) -> str:

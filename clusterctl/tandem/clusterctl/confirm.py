@@ -28,7 +28,7 @@ class Consent(DryRun):
 
     def ask(self, lines: Sequence[str]) -> None:
         """Show the difference and return once the user agrees, at once with `--yes`.
-        A refusal ends the command with 1; ConfigError where there is no terminal to ask on."""
+        Exits with 1 if refused. Raises ConfigError without a terminal."""
         self.check()
         if self.yes:
             return

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class TransferReceiver:
-    """Owns the listeners. Methods may be called from any thread; see Intake for what each guarantees.
+    """Owns the listeners. Methods may be called from any thread; see ReceiverCore for what each guarantees.
 
     `on_event` runs on transport threads and must not block. `pools` are borrowed until `close` returned.
     """
@@ -107,7 +107,7 @@ class TransferReceiver:
         self._intake.set_incarnation(incarnation)
 
     def revoke(self, transfer: TransferId, *, even_if_begun: bool = False) -> bool:
-        """Fence a transfer that not a byte came for; False, and nothing changed, if one did. See Intake."""
+        """Fence a transfer that not a byte came for; False, and nothing changed, if one did. See ReceiverCore."""
         return self._intake.revoke(transfer, even_if_begun=even_if_begun)
 
     def transfers(self) -> list[OpenTransfer]:

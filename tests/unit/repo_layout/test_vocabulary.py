@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -41,10 +42,15 @@ def replaced(kind: str) -> set[str]:
     return {word for word in words if re.fullmatch(r"\w+", word)}
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def names_of(path: Path) -> set[str]:
     """Return every identifier that the module defines, reads or imports."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Name):
             found.add(node.id)
         elif isinstance(node, ast.Attribute):
@@ -81,10 +87,7 @@ def test_no_identifier_is_a_replaced_name() -> None:
 
 def test_a_class_name_is_defined_once() -> None:
     classes = Counter(
-        node.name
-        for path in PRODUCT
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ClassDef)
+        node.name for path in PRODUCT for node in ast.walk(tree_of(path)) if isinstance(node, ast.ClassDef)
     )
     assert len(classes) > 800
     assert {name for name, count in classes.items() if count > 1} == set(HOMONYMS)

@@ -94,7 +94,7 @@ def _redis(where: Where, given: str, state: StateDir, installation: Installation
 
 
 def _cluster(where: Where, state: StateDir) -> ClusterChecks:
-    """Check the cluster. No cluster at all is no error; one that was named, or that runs here, has to answer."""
+    """Check the cluster: one that was named or runs here must answer; without any, pass."""
     try:
         with where.client() as admin:
             return ClusterChecks(status=admin.status(), net=admin.net(), events=_events(admin))

@@ -141,7 +141,7 @@ class RedisChecks:
         return str(found.get(name, "")) or None
 
     async def _rows(self, redis: Any) -> dict[str, WorkerRecord | None]:
-        """Return every registered worker with the content of its lease; None: there is no lease."""
+        """Return every registered worker with the content of its lease, or None if it holds none."""
         keys = Keys(self.cluster)
         rows: dict[str, WorkerRecord | None] = {}
         for name in await redis.smembers(keys.members(Member.WORKER)):

@@ -86,5 +86,5 @@ def _unplaced(admin: AdminClient, desired: Record, status: Record) -> list[str]:
 def _desired(admin: AdminClient) -> Record:
     try:
         return dict(admin.desired()["desired"])
-    except TandemError:  # there is no desired state, or the cluster stops
+    except TandemError:  # no desired state is stored, or the cluster stops
         return {}

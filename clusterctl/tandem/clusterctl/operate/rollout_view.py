@@ -21,7 +21,7 @@ _QUIET_S = 10.0
 
 
 def look(admin: AdminClient, model: str = "") -> dict[str, Any]:
-    """Return a row for each model, or for this one alone. NotFoundError if there is no such model."""
+    """Return a row for each model, or for this one alone. Raises NotFoundError for an unknown model."""
     wanted, status = admin.desired()["desired"], admin.status()
     models = list(dict.fromkeys(pool["model"] for pool in wanted["pools"]))
     if model and model not in models:

@@ -10,19 +10,19 @@ from tandem.kernels.kv_codec.reference import convert_reference, decode_referenc
 
 
 def convert(source: memoryview, from_dtype: str, target: memoryview, to_dtype: str) -> None:
-    """See `kv_wire.convert`."""
+    """See `kv_codec.convert`."""
     _put(target, convert_reference(_read(source, TORCH_DTYPES[from_dtype]), TORCH_DTYPES[to_dtype]))
 
 
 def encode(codec: str, source: memoryview, dtype: str, out: memoryview, rows: int, row_size: int) -> None:
-    """See `kv_wire.encode`."""
+    """See `kv_codec.encode`."""
     scales, codes = encode_reference(codec, _read(source, TORCH_DTYPES[dtype]).view(rows, row_size))
     _put(out[: 4 * rows], scales)
     _put(out[4 * rows :], codes)
 
 
 def decode(codec: str, payload: memoryview, out: memoryview, dtype: str, rows: int, row_size: int) -> None:
-    """See `kv_wire.decode`."""
+    """See `kv_codec.decode`."""
     scales, codes = _read(payload[: 4 * rows], torch.float32), _read(payload[4 * rows :], torch.uint8)
     _put(out, decode_reference(codec, scales, codes.view(rows, row_size), TORCH_DTYPES[dtype]))
 

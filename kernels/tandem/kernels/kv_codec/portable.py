@@ -11,7 +11,7 @@ from tandem.kernels.kv_codec.shape import PoolShape
 def gather(
     pool: memoryview, shape: PoolShape, blocks: Sequence[int], layers: range, heads: range, out: memoryview
 ) -> int:
-    """See `kv_wire.gather`."""
+    """See `kv_codec.gather`."""
     at = 0
     for start, size in _runs(shape, blocks, layers, heads):
         out[at : at + size] = pool[start : start + size]
@@ -22,7 +22,7 @@ def gather(
 def scatter(
     pool: memoryview, shape: PoolShape, blocks: Sequence[int], layers: range, heads: range, payload: memoryview
 ) -> int:
-    """See `kv_wire.scatter`. The checksum is of the written bytes: the payload's sender may still write its memory."""
+    """See `kv_codec.scatter`. The checksum is of the written bytes: the payload's sender may still write its memory."""
     at = crc = 0
     for start, size in _runs(shape, blocks, layers, heads):
         pool[start : start + size] = payload[at : at + size]
@@ -35,7 +35,7 @@ def reblock(
     pool: memoryview, shape: PoolShape, blocks: Sequence[int], layers: range, heads: range, out: memoryview,
     *, offset_tokens: int, target_tokens: int, targets: int,
 ) -> int:  # fmt: skip
-    """See `kv_wire.reblock`."""
+    """See `kv_codec.reblock`."""
     at, row = 0, shape.row_bytes
     for target in range(targets):
         first = offset_tokens + target * target_tokens

@@ -1,6 +1,6 @@
 """Memory that one process fills and another reads: the sender's staging, by a handle that a socket can carry.
 
-`cudamemory.CudaMemory` is the GPU's. `HostMemory` here is shared memory of the host, with CPU tensors over it: it has
+`cuda_memory.CudaMemory` is the GPU's. `HostMemory` here is shared memory of the host, with CPU tensors over it: it has
 no use but to run, on any machine, the very code that moves payloads between GPUs.
 """
 

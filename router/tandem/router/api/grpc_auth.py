@@ -53,7 +53,7 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         try:
             self._frontend.gate.admit(authorization(texts(handler_call_details.invocation_metadata)), Scope.INFER)
         except TandemError as error:
-            return grpc.stream_stream_rpc_method_handler(functools.partial(self._refuse, error, method))
+            return grpc.stream_stream_rpc_method_handler(functools.partial(_freed, self._refuse, error, method))
         handler = await continuation(handler_call_details)
         message = self._messages.get(method)
         return handler if handler is None or message is None else self._bounded(handler, message)
@@ -73,18 +73,12 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 return InvalidRequestError("the message cannot be decoded", why=f"it is no {message.name}")
 
         async def run(request: Any, context: Any) -> Any:
-            try:
-                if not isinstance(request, TandemError):
-                    return await behaviour(request, context)
-                self._frontend.refused("grpc", request)
-                return await abort(context, request)
-            except BaseException as error:  # gRPC keeps it with the call: frames that hold both would outlive them
-                traceback.clear_frames(error.__traceback__)
-                raise
-            finally:
-                del request, context
+            if not isinstance(request, TandemError):
+                return await behaviour(request, context)
+            self._frontend.refused("grpc", request)
+            return await abort(context, request)
 
-        return handler._replace(request_deserializer=read, **{kind: run})
+        return handler._replace(request_deserializer=read, **{kind: functools.partial(_freed, run)})
 
     def _counted(self, handler: Any) -> Any:
         if handler is None or handler.unary_unary:
@@ -94,7 +88,7 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         if self._open_streams >= MAX_OPEN_STREAMS:
             why = f"{MAX_OPEN_STREAMS} calls without a key are open"
             error = CapacityError("too many calls", why=why, todo="try again later")
-            return grpc.stream_stream_rpc_method_handler(functools.partial(self._refuse, error, ""))
+            return grpc.stream_stream_rpc_method_handler(functools.partial(_freed, self._refuse, error, ""))
         if inspect.isasyncgenfunction(behaviour):
 
             async def answers(request: Any, context: Any) -> Any:
@@ -125,10 +119,21 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         if call is not None:
             await context.send_initial_metadata(tuple(call.names.items()))
         frontend.refused("grpc", error, call)
-        try:
-            await abort(context, error)
-        finally:
-            del error, context  # see `_bounded`
+        await abort(context, error)
+
+
+async def _freed(behaviour: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
+    """Await `behaviour(*arguments)`; the frames of its error keep no locals.
+
+    gRPC keeps the error that ends a call with the call: frames that hold call and message would be a cycle.
+    """
+    try:
+        return await behaviour(*arguments)
+    except BaseException as error:
+        traceback.clear_frames(error.__traceback__)
+        raise
+    finally:
+        del behaviour, arguments
 
 
 def check_wire(raw: bytes, message: Descriptor, most_values: int) -> None:
@@ -212,7 +217,4 @@ async def abort(context: Any, error: TandemError) -> None:
         trailing.append(("grpc-retry-pushback-ms", str(math.ceil(1000 * error.retry_after_s))))
     message = error.message
     error.__traceback__ = error.__cause__ = error.__context__ = None
-    try:
-        await context.abort(status, message, trailing_metadata=tuple(trailing))
-    finally:
-        del context, error
+    await context.abort(status, message, trailing_metadata=tuple(trailing))

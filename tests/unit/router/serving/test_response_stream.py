@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -151,6 +153,23 @@ async def test_who_ends_it_by_itself_pays_for_the_prompt(error: TandemError) -> 
     with response_factory.open() as answer:
         await end(answer, error)
     assert await response_factory.settled() == [Charge(requests=0, tokens=PROMPT_TOKENS - CHARGED, is_asked=False)]
+
+
+@in_loop
+async def test_a_failed_stream_is_freed_without_a_collection() -> None:
+    """Frames of its failure would hold the stream, and the stream the failure."""
+    response_factory = Desk(Stage("p1", "d1"))
+    gc.collect()
+    gc.disable()
+    try:
+        answer = response_factory.open()
+        with answer:
+            await end(answer, WorkerLostError("it is gone"))
+        gone = weakref.ref(answer._inbox)
+        del answer
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 @in_loop
