@@ -9,19 +9,11 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from tandem.clusterctl.loadgen.client import Due, Target, TimedAnswer, send_all
-from tandem.clusterctl.loadgen.client import complete as _complete
+from tandem.clusterctl.loadgen.client import Due, Target, TimedAnswer, complete, send_all
 
-__all__ = ["Due", "TimedAnswer", "ask", "body_of", "check_served", "complete", "offer"]
+__all__ = ["Due", "TimedAnswer", "ask", "body_of", "check_served", "offer"]
 
 _NONE: Mapping[str, str] = MappingProxyType({})
-
-
-async def complete(
-    host: str, port: int, body: dict[str, Any], due_s: float, timeout_s: float, headers: Mapping[str, str] = _NONE
-) -> TimedAnswer:
-    """POST /v1/completions with stream; never raises, an error is part of the answer."""
-    return await _complete(Target(host=host, port=port), body, due_s, timeout_s, headers)
 
 
 def body_of(prompt: Sequence[int], tokens: int, model: str = "tandem-tiny", **more: Any) -> dict[str, Any]:
@@ -33,8 +25,8 @@ def body_of(prompt: Sequence[int], tokens: int, model: str = "tandem-tiny", **mo
 async def ask(
     api: str, body: dict[str, Any], due_s: float, timeout_s: float, headers: Mapping[str, str] = _NONE
 ) -> TimedAnswer:
-    """`complete` at the API's URL."""
-    return await _complete(Target.of(api), body, due_s, timeout_s, headers)
+    """POST /v1/completions with stream; never raises, an error is part of the answer."""
+    return await complete(Target.of(api), body, due_s, timeout_s, headers)
 
 
 async def offer(api: str, plan: Sequence[Due], timeout_s: float) -> list[TimedAnswer]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -28,6 +29,13 @@ class Row:
     @property
     def ratio(self) -> float | None:
         return self.value / self.limit if self.limit else None
+
+
+def arguments_of(name: str, doc: str | None) -> argparse.ArgumentParser:
+    """A parser with the argument that every benchmark takes."""
+    parser = argparse.ArgumentParser(prog=f"bench.{name}", description=doc)
+    parser.add_argument("--out", type=Path, default=None)
+    return parser
 
 
 def machine() -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bench.report import ROOT, commit, replace_text
+from tandem.core.errors import ConfigError
 
 CUT = os.EX_TEMPFAIL
 """Exit status of a run that broke no promise and left something to do: run it again to go on."""
@@ -97,6 +98,18 @@ def said_how_to_repeat(name: str, options: str) -> Iterator[None]:
 def say_how_to_repeat(name: str, options: str) -> None:
     """Print how to repeat a broken promise alone."""
     print(f"again: make proof NAME={name} ARGS='{options} --fresh' OUT=build/again.json", file=sys.stderr)
+
+
+def trace_path(given: Path | None, variable: str, flag: str) -> Path:
+    """The file of a trace: given, or named by an environment variable. ConfigError where it is neither."""
+    if given is not None:
+        return given
+    if named := os.environ.get(variable):
+        return Path(named)
+    raise ConfigError(
+        "a trace is missing", why="traces are not part of this repository",
+        todo=f"say ARGS='{flag} FILE' or set {variable}; docs/simulator.md says where they are",
+    )  # fmt: skip
 
 
 def _at_least_one(text: str) -> int:

@@ -1,10 +1,11 @@
 """Marks come from the path; every test process keeps to one compute thread, so that parallel parts do not starve; no
 test of random input fails because the machine is busy, and clients share what they trust."""
 
-from __future__ import annotations
-
+import asyncio
+import contextlib
 import functools
 import gc
+import inspect
 import os
 import signal
 import sys
@@ -87,6 +88,26 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if (times := metafunc.config.getoption("--repeat")) > 1:
         metafunc.fixturenames.append("repetition")
         metafunc.parametrize("repetition", range(times))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an `async def` test in an event loop of its own; an asynchronous context manager that a fixture returns is
+    entered for it, and left after it."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+
+    async def run() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            given = {name: pyfuncitem.funcargs[name] for name in names}
+            for name, value in given.items():
+                if isinstance(value, contextlib._AsyncGeneratorContextManager):
+                    given[name] = await stack.enter_async_context(value)
+            await pyfuncitem.obj(**given)
+
+    asyncio.run(run())
+    return True
 
 
 def pytest_collection_finish() -> None:

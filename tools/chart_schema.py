@@ -18,8 +18,7 @@ from typing import Any, Final
 
 from tandem.core import config, logs
 from tandem.core.bounds import Bound
-from tandem.engine.model_config import DTYPES, QUANTISATIONS
-from tandem.engine.tp_checks import TP_SIZES
+from tandem.engine.model_config import DTYPES, QUANTISATIONS, TP_SIZES
 from tandem.kvtransfer.transports.registry import AUTO, TRANSPORTS
 
 FILE: Final = Path(__file__).resolve().parent.parent / "deploy" / "helm" / "tandem" / "values.schema.json"

@@ -140,22 +140,19 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=150.0)
     parser.add_argument("--out", type=Path, default=Path("docs/operate"))
     wants = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        config = Path(folder) / "cluster.toml"
-        config.write_text(CONFIG)
-        with running(*FLAGS, "--config", str(config)) as cluster, prometheus(wants.prometheus, cluster) as url:
-            start_s = time.time()
-            clients = [threading.Thread(target=ask, args=(cluster, wants.seconds, seed, 0.3)) for seed in range(4)]
-            for client in clients:
-                client.start()
-            threading.Event().wait(wants.seconds / 2)
-            kill(cluster.pids()["decode-1"][0])
-            for client in clients:
-                client.join()
-            end_s = time.time()
-            for name in DASHBOARDS:
-                empty = draw(name, url, start_s, end_s, wants.out / f"dashboard-{name}.png")
-                sys.stdout.write(f"{name}: nothing to show in {', '.join(empty) or 'no panel'}\n")
+    with running(*FLAGS, config=CONFIG) as cluster, prometheus(wants.prometheus, cluster) as url:
+        start_s = time.time()
+        clients = [threading.Thread(target=ask, args=(cluster, wants.seconds, seed, 0.3)) for seed in range(4)]
+        for client in clients:
+            client.start()
+        threading.Event().wait(wants.seconds / 2)
+        kill(cluster.pids()["decode-1"][0])
+        for client in clients:
+            client.join()
+        end_s = time.time()
+        for name in DASHBOARDS:
+            empty = draw(name, url, start_s, end_s, wants.out / f"dashboard-{name}.png")
+            sys.stdout.write(f"{name}: nothing to show in {', '.join(empty) or 'no panel'}\n")
     return 0
 
 

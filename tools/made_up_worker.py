@@ -10,9 +10,10 @@ import grpc
 from tandem.core.call_proof import PROOF_KEY, STREAM, ProofChecker, Refused, value_of
 from tandem.core.ids import Incarnation, WorkerId
 from tandem.core.kv_compatibility import PROTOCOL
-from tandem.core.lifecycle import RoleName
-from tandem.core.protocol_version import STREAM_VERSION
+from tandem.core.proto_mapping import from_proto
 from tandem.core.secret import ClusterSecret
+from tandem.core.state_enums import RoleName, WorkerState
+from tandem.core.version import STREAM_VERSION
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.statestore.records import WorkerRecord
 
@@ -55,13 +56,7 @@ class MadeUpWorker:
 
     def record(self) -> WorkerRecord:
         """Its record for the registry."""
-        return WorkerRecord(
-            worker=self.worker, incarnation=self.incarnation, role=self.role, address=self.address, model=self.model,
-            fingerprint=self.fingerprint, block_tokens=self.block_tokens, kv_dtype="float32",
-            max_model_len=self.max_model_len, vocab_size=4096, num_blocks=(self.num_blocks,),
-            token_kv_bytes=self.token_kv_bytes, transports=self.transports, protocol=self.protocol,
-            eos_token_ids=(EOS,),
-        )  # fmt: skip
+        return from_proto(WorkerRecord, self.info(), state=WorkerState.READY.value)
 
 
 async def let_in(context: Any, secret: ClusterSecret, method: str = STREAM) -> None:

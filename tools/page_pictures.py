@@ -8,13 +8,12 @@ from __future__ import annotations
 import argparse
 import base64
 import random
-import tempfile
 import threading
 from pathlib import Path
 
 from tandem.controlplane.environment import Environment
+from tandem.controlplane.model_catalog import SMOLLM2, root_of
 from tandem.controlplane.model_download import pull
-from tandem.controlplane.named_models import SMOLLM2, root_of
 from tools.browser import Browser, browsing
 from tools.running_cluster import Cluster, running
 
@@ -37,14 +36,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "operate", help="where page-*.png are written")
     out: Path = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        config = Path(folder) / "cluster.toml"
-        config.write_text(CONFIG)
-        model = pull(SMOLLM2, root_of(Environment.read().models_root))
-        flags = ("--model", str(model), "--disaggregation", "always", "--threads", "1", "--kv-memory", "256MiB")
-        pools = ("--prefill", "2", "--decode", "3")
-        with running("--config", str(config), *flags, *pools) as cluster, browsing() as browser:
-            _take(browser, cluster, out)
+    model = pull(SMOLLM2, root_of(Environment.read().models_root))
+    flags = ("--model", str(model), "--disaggregation", "always", "--threads", "1", "--kv-memory", "256MiB")
+    pools = ("--prefill", "2", "--decode", "3")
+    with running(*flags, *pools, config=CONFIG) as cluster, browsing() as browser:
+        _take(browser, cluster, out)
 
 
 def _take(browser: Browser, cluster: Cluster, out: Path) -> None:

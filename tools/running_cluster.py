@@ -72,6 +72,28 @@ class Cluster:
             with error:
                 return error.code, json.load(error)
 
+    def complete(self, prompt: str | list[int], max_tokens: int, **more: Any) -> dict[str, Any]:
+        """Return the answer to a completion, greedy by default, which has to come with status 200."""
+        body = {"model": "tandem-tiny", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, **more}
+        status, answer = self.post("/v1/completions", body)
+        assert status == 200, answer
+        return answer
+
+    def clusterctl(self, *words: str, timeout_s: float = 300.0, by_endpoint: bool = False) -> tuple[int, str, str]:
+        """Run a command on this cluster, found by its state directory or its admin port.
+
+        Return exit code, standard output and standard error.
+        """
+        command = [sys.executable, "-m", "tandem.clusterctl", *words]
+        if by_endpoint:
+            command += ["--endpoint", self.context["admin"], "--admin-key-file", self.context["admin_key_file"]]
+        else:
+            command += ["--state-dir", str(self.folder)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL
+        )
+        return done.returncode, done.stdout, done.stderr
+
     def get(self, path: str) -> tuple[int, str]:
         try:
             with urllib.request.urlopen(f"{self.api}{path}", timeout=ANSWER_TIMEOUT_S) as response:
@@ -110,23 +132,28 @@ def is_free(cluster: Cluster, workers: int = 0) -> bool:
 
 
 @contextlib.contextmanager
-def running(*flags: str, folder: Path | None = None) -> Iterator[Cluster]:
-    """`clusterctl up` with these flags, ready to serve; stopped at the end, and nothing may be left behind.
+def running(*flags: str, folder: Path | None = None, config: str = "") -> Iterator[Cluster]:
+    """`clusterctl up` with these flags and this TOML, ready to serve; nothing may be left after its stop.
 
     State is kept in `folder`, to be found again by another cluster there, or thrown away.
     """
     with contextlib.ExitStack() as stack:
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="td-e2e-")))
-        with started(*flags, folder=folder) as cluster:
+        with started(*flags, folder=folder, config=config) as cluster:
             yield cluster
             stop(cluster)
 
 
 @contextlib.contextmanager
-def started(*flags: str, folder: Path, prefix: Sequence[str] = (), python: str = sys.executable) -> Iterator[Cluster]:
+def started(
+    *flags: str, folder: Path, config: str = "", prefix: Sequence[str] = (), python: str = sys.executable
+) -> Iterator[Cluster]:
     """As `running`, for callers that stop it: what still runs at the end is killed. `prefix`: words before the command,
     to run it elsewhere; `python`: the interpreter with its Tandem."""
+    if config:
+        (folder / "cluster.toml").write_text(config)
+        flags = ("--config", str(folder / "cluster.toml"), *flags)
     for stale in folder.glob("*/context.json"):  # of a cluster that was killed here
         stale.unlink()
     command = [*prefix, python, "-m", "tandem.clusterctl", "up", "--port", "0", "--grpc-port", "0"]

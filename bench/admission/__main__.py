@@ -8,21 +8,16 @@ share, the other its share, then ten times that. Latencies count from when a req
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import random
 import sys
-import tempfile
 import time
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from bench.load import Due, TimedAnswer, ask, body_of, check_served, offer
-from bench.report import Row, publish, quantile
+from bench.report import Row, arguments_of, publish, quantile
 from tools.running_cluster import Cluster, running
 
 TTFT_S, ITL_S = 1.0, 0.1
@@ -94,13 +89,7 @@ class Load:
 
 def key(cluster: Cluster, tenant: str) -> dict[str, str]:
     """Headers of a new key."""
-    admin = Path(cluster.context["admin_key_file"]).read_text().strip()
-    request = urllib.request.Request(
-        f"{cluster.context['admin']}/admin/v1/keys", json.dumps({"tenant": tenant, "slo": "chat"}).encode(),
-        {"Authorization": f"Bearer {admin}", "Content-Type": "application/json"},
-    )  # fmt: skip
-    with urllib.request.urlopen(request, timeout=10) as response:
-        return {"Authorization": f"Bearer {json.load(response)['key']}"}
+    return {"Authorization": f"Bearer {cluster.admin('/admin/v1/keys', {'tenant': tenant, 'slo': 'chat'})['key']}"}
 
 
 def is_met(answer: TimedAnswer) -> bool:
@@ -121,11 +110,8 @@ def refused(answers: Sequence[TimedAnswer]) -> int:
 
 
 def measure(seconds: float) -> list[Row]:
-    with tempfile.TemporaryDirectory() as folder:
-        config = Path(folder) / "cluster.toml"
-        config.write_text(CONFIG)
-        with running("--config", str(config)) as cluster:
-            return asyncio.run(_phases(cluster, seconds))
+    with running(config=CONFIG) as cluster:
+        return asyncio.run(_phases(cluster, seconds))
 
 
 async def _phases(cluster: Cluster, seconds: float) -> list[Row]:
@@ -158,8 +144,7 @@ async def _phases(cluster: Cluster, seconds: float) -> list[Row]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="bench.admission", description=__doc__)
-    parser.add_argument("--out", type=Path, default=None)
+    parser = arguments_of("admission", __doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="of each of the two phases with two tenants")
     arguments = parser.parse_args()
     rows = measure(arguments.seconds)

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from bench import model_1b, model_135m
 from bench.engine import quality, speed
 from bench.engine.steps import blocks_needed, longest, measure, one_thread, shapes
 from bench.kvtransfer import pools
 from bench.kvtransfer.transports import pair
-from bench.report import Row, machine, publish
+from bench.models import model_1b, model_135m
+from bench.report import Row, arguments_of, machine, publish
 from tandem.controlplane.simulator import calibration
 from tandem.controlplane.simulator.calibration import Calibration
 from tandem.controlplane.simulator.fit_measurements import DECODE, PREFILL, Moves
@@ -104,7 +104,7 @@ def _step(kind: str, row: dict[str, Any], fit: Calibration) -> Row:
 
 def _speed(args: argparse.Namespace) -> int:
     """Both shapes, or the model that was named, with as many threads as torch takes."""
-    models = [model_135m.folder(), model_1b.folder()] if args.model is None else [args.model]
+    models = [model_135m(), model_1b()] if args.model is None else [args.model]
     batches = speed.BATCHES if args.batches is BATCHES else args.batches
     rows: list[Row] = []
     panels: list[tuple[str, dict[str, float]]] = []
@@ -123,8 +123,7 @@ def _speed(args: argparse.Namespace) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="bench.engine", description=__doc__)
-    parser.add_argument("--out", type=Path, default=None)
+    parser = arguments_of("engine", __doc__)
     parser.add_argument("--model", type=Path, default=None, help="without it, the 135M shape with random weights")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--device", default="cpu")
@@ -140,7 +139,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.speed:
         return _speed(args)
-    model = model_135m.folder() if args.model is None else args.model
+    model = model_135m() if args.model is None else args.model
     record = measured(
         model, dtype=args.dtype, device=args.device, tokens=args.tokens, contexts=args.contexts, batches=args.batches,
         transport=args.transport,

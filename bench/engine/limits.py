@@ -12,7 +12,7 @@ import torch
 
 from tandem.kernels import native
 from tandem.kernels.cpu_memory import collect_into_huge_pages
-from tandem.kernels.packed_linear import PackedLinear
+from tandem.kernels.prepacked_linear import PrepackedLinear
 
 SOURCE = Path(__file__).with_name("read.c")
 _BYTES = 512 << 20
@@ -58,7 +58,7 @@ class GemmPeak:
     """A large product of bfloat16 with a packed weight."""
 
     def __init__(self) -> None:
-        self._multiply = PackedLinear(torch.randn(_SIDE, _SIDE).to(torch.bfloat16))
+        self._multiply = PrepackedLinear(torch.randn(_SIDE, _SIDE).to(torch.bfloat16))
         self._rows = torch.randn(_SIDE, _SIDE).to(torch.bfloat16)
 
     @torch.inference_mode()

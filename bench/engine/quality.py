@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bench.report import ROOT, Row
 from tandem.engine.runner import ModelRunner
-from tandem.engine.step_batch import SeqSlice, StepBatch
+from tandem.engine.runner_protocol import SeqSlice, StepBatch
 
 MODEL = ROOT / "models" / "tandem-tiny"
 PRECISIONS = (

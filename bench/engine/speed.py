@@ -17,7 +17,7 @@ from bench.engine import llama
 from bench.engine.limits import GemmPeak, ReadBandwidth
 from bench.engine.steps import Shape, batch_of
 from bench.report import Row
-from tandem.core.gc_freeze import freeze_gc
+from tandem.core.memory import freeze_gc
 from tandem.core.prefill_queue import attended
 from tandem.engine.model_work import ModelWork, model_work
 from tandem.engine.request import StepResult

@@ -13,10 +13,9 @@ from typing import Any
 import torch
 
 from tandem.core.sampling import SamplingParams
-from tandem.engine.choice_sampling import ChoiceSampling
 from tandem.engine.runner import ModelRunner
-from tandem.engine.sampling_types import SampleRow
-from tandem.engine.step_batch import SeqSlice, StepBatch
+from tandem.engine.runner_protocol import SampleRow, SeqSlice, StepBatch
+from tandem.engine.sampling_state import ChoiceSampling
 
 _TOKEN = 5
 _GREEDY = ChoiceSampling(SamplingParams(max_tokens=1, temperature=0.0), 0, ())

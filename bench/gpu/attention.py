@@ -5,7 +5,7 @@ Decode cases walk through the layers of a pool larger than the cache of the devi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import product
 
@@ -14,12 +14,11 @@ from torch.nn import functional
 
 from bench.gpu.cases import Heads, random_cache, starts_of
 from bench.gpu.machine import seconds
-from bench.gpu.report import Report
+from bench.gpu.report import Case, Report
 from tandem.kernels.extend_attention import extend_attention
 from tandem.kernels.kv_blocks import gather_blocks, scatter_blocks
 from tandem.kernels.paged_decode import paged_decode
 
-Case = tuple[str, Callable[[Report], None]]
 SHAPES = {
     "32/32x128": Heads(q=32, kv=32, width=128), "32/8x128": Heads(q=32, kv=8, width=128),
     "64/8x128": Heads(q=64, kv=8, width=128),

@@ -6,7 +6,7 @@ fp32 there, so a tolerance is about the rounding of the kernel's own dtype.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -15,13 +15,12 @@ from torch import Tensor
 
 from bench.gpu.cases import Heads, random_cache, starts_of
 from bench.gpu.model import BLOCK_TOKENS, Decoder, Shape, Step
-from bench.gpu.report import Report
+from bench.gpu.report import Case, Report
 from tandem.kernels.extend_attention import extend_attention
 from tandem.kernels.kv_blocks import copy_blocks, gather_blocks, scatter_blocks
 from tandem.kernels.kv_store import kv_store
 from tandem.kernels.paged_decode import paged_decode
 
-Case = tuple[str, Callable[[Report], None]]
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 OTHER_CHOICES = {torch.float32: 0.0, torch.float16: 0.05, torch.bfloat16: 0.25}
 """Share of tokens that may have another largest logit: random weights leave the first two within rounding that

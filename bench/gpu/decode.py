@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -10,9 +10,8 @@ import torch
 from bench.gpu.cases import Heads
 from bench.gpu.machine import seconds
 from bench.gpu.model import BLOCK_TOKENS, Decoder, Shape, Step
-from bench.gpu.report import Report
+from bench.gpu.report import Case, Report
 
-Case = tuple[str, Callable[[Report], None]]
 SHAPES = {
     "0.6b": Shape(hidden=1024, layers=28, heads=Heads(q=16, kv=8, width=128), ffn=3072, vocab=151936),
     "8b": Shape(hidden=4096, layers=32, heads=Heads(q=32, kv=8, width=128), ffn=14336, vocab=128256),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from bench.gpu.machine import seconds
-from bench.gpu.report import Report
+from bench.gpu.report import Case, Report
 from tandem.kernels.expert_mlp import ExpertWeights, GateActivation, expert_mlp
 
-Case = tuple[str, Callable[[Report], None]]
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 1.2e-2, torch.bfloat16: 1e-1}
 """Tolerance for answers up to 8 or so: two or three units in the last place of the largest, as answer and sum are
 rounded."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import product
@@ -14,18 +14,15 @@ import torch
 from torch import Tensor
 
 from bench.gpu.decode import SHAPES
-from bench.gpu.report import Report
+from bench.gpu.report import Case, Report
 from tandem.core.sampling import SamplingParams
-from tandem.engine.choice_sampling import ChoiceSampling
 from tandem.engine.memory_plan import StepBounds
 from tandem.engine.runner import ModelRunner
-from tandem.engine.runner_protocol import Begun
-from tandem.engine.sampling_types import SampleRow
-from tandem.engine.step_batch import SeqSlice, StepBatch
+from tandem.engine.runner_protocol import Begun, SampleRow, SeqSlice, StepBatch
+from tandem.engine.sampling_state import ChoiceSampling
 from tandem.kernels import backend
 from tools.random_model import ARCHITECTURES, RandomModel, make_random_model
 
-Case = tuple[str, Callable[[Report], None]]
 TOLERANCE = 5e-3
 """Of logits in fp32: a device computes their products in another order."""
 GAP_BATCHES, GAP_CONTEXT, GAP_STEPS = (1, 16, 64), 512, 50

@@ -5,7 +5,7 @@ Shapes are those of DeepSeek's: rows of 512 + 64 numbers; 16 heads are V2-Lite o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import product
 
@@ -14,11 +14,10 @@ import torch
 from bench.gpu.cases import Cache, Heads, random_cache
 from bench.gpu.correctness import DECODE_LENS, TOLERANCES
 from bench.gpu.machine import seconds
-from bench.gpu.report import Report
+from bench.gpu.report import Case, Report
 from tandem.kernels.latent_decode import latent_decode
 from tandem.kernels.layer_view import key_value_view
 
-Case = tuple[str, Callable[[Report], None]]
 RANK, WIDTH = 512, 576
 HEADS = (16, 128)
 BATCHES, CONTEXTS = (1, 16, 64), (1024, 4096, 16384)

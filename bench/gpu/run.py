@@ -10,7 +10,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # at run time the path has to be set first
     import torch
 
-    from bench.gpu.report import Report
+    from bench.gpu.report import Case, Report
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("correctness", "families", "attention", "small", "decode", "gap", "transfer")
@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     if options.picture is not None:
         sys.path.insert(0, str(ROOT))
-        from bench.gpu.picture import draw
+        from bench.gpu.report import draw
 
         print(f"{draw(options.out, options.picture)} speeds in {options.picture}")
         return 0
@@ -92,7 +92,7 @@ def _list(parts: list[str], rehearsal: bool) -> int:
     return 0
 
 
-def _cases(part: str, device: torch.device, rehearsal: bool) -> Iterator[tuple[str, Callable[[Report], None]]]:
+def _cases(part: str, device: torch.device, rehearsal: bool) -> Iterator[Case]:
     """Names and bodies of cases; nothing is computed before a body runs."""
     from bench.gpu import attention, correctness, decode, experts, families, latents, small_kernels, transfer
 

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from bench.gpu.machine import seconds
-from bench.gpu.report import Report
+from bench.gpu.report import Case, Report
 from tandem.kernels.rms_norm import rms_norm
 from tandem.kernels.rope import rotate
 from tandem.kernels.sample import choose_token
 from tandem.kernels.silu_mul import silu_mul
 
-Case = tuple[str, Callable[[Report], None]]
 TOLERANCES = {torch.float32: 4e-6, torch.float16: 8e-3, torch.bfloat16: 6e-2}
 """A unit in the last place, or two, of the largest results for inputs of unit variance."""
 WIDTHS = [(1, 16), (3, 576), (300, 1023), (64, 5120)]

@@ -6,14 +6,11 @@ it twice more for the checksums. A rehearsal takes `cpu_ipc`, the same code over
 
 from __future__ import annotations
 
-import json
-import os
 import queue
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,15 +18,14 @@ from typing import Any
 import torch
 
 from bench.gpu.machine import seconds
-from bench.gpu.report import Report
-from bench.gpu.transfer_pools import G0, RECEIVER, SECRET, SPEC, as_json, device_pool, ticket
-from bench.report import ROOT
+from bench.gpu.report import Case, Report
+from bench.gpu.transfer_end import G0, RECEIVER, SECRET, SPEC, device_pool, ticket
+from bench.kvtransfer.children import Child
 from tandem.core.clock import MonotonicClock
 from tandem.core.ids import Rank
 from tandem.kernels.payload_checksum import payload_checksum
 from tandem.kvtransfer.receiver import TransferReceiver
 
-Case = tuple[str, Callable[[Report], None]]
 PATIENCE_S = 60.0
 REPEATS = 10
 
@@ -92,13 +88,10 @@ class Pair:
             clock=MonotonicClock(),
         )  # fmt: skip
         self._receiver.start()
-        path = os.pathsep.join(entry for entry in sys.path if entry)
-        self._sender = subprocess.Popen(
-            [sys.executable, "-m", "bench.gpu.transfer_end"], cwd=ROOT, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path},
-        )  # fmt: skip
-        self._ask({"device": str(device), "transport": transport, "blocks": blocks, "is_flipping": is_flipping})
-        assert json.loads(self._answer())["is_ready"]
+        self._sender = Child(
+            "bench.gpu.transfer_end", device=str(device), transport=transport, blocks=blocks, is_flipping=is_flipping
+        )
+        assert self._sender.answer()["is_ready"]
 
     def move(self, blocks: int) -> tuple[float, str]:
         """(seconds until all is verified and in place, the receiver's last event) of one transfer."""
@@ -106,10 +99,11 @@ class Pair:
         made = ticket(self._number, blocks, self._receiver.endpoints())
         self._receiver.expect(made)
         began_s = time.perf_counter()
-        self._ask(as_json(made))
+        endpoints = [asdict(endpoint) for endpoint in made.endpoints]
+        self._sender.begin("push", number=self._number, blocks=blocks, endpoints=endpoints)
         event = type(self._events.get(timeout=PATIENCE_S)).__name__
         taken_s = time.perf_counter() - began_s
-        self._answer()
+        self._sender.answer()
         self._receiver.cancel(made.transfer)
         return taken_s, event
 
@@ -122,25 +116,6 @@ class Pair:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for pipe in (self._sender.stdin, self._sender.stdout):
-            if pipe is not None:
-                pipe.close()
-        try:
-            self._sender.wait(PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            self._sender.kill()
-            self._sender.wait()
+        self._sender.close()
         self._receiver.close()
         self._folder.cleanup()
-
-    def _ask(self, fields: dict[str, Any]) -> None:
-        assert self._sender.stdin is not None
-        self._sender.stdin.write(json.dumps(fields) + "\n")
-        self._sender.stdin.flush()
-
-    def _answer(self) -> str:
-        assert self._sender.stdout is not None
-        line = self._sender.stdout.readline()
-        if not line:
-            raise RuntimeError("the sending process ended")
-        return line

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from pathlib import Path
 
-from bench.index import events, lookup, memory
-from bench.report import Row, publish
+from bench.index import events, table
+from bench.report import Row, arguments_of, publish
 
 PARTS = ("memory", "lookup", "events")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="bench.index", description=__doc__)
-    parser.add_argument("--out", type=Path, default=None)
+    parser = arguments_of("index", __doc__)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--blocks", type=int, default=1_000_000)
     parser.add_argument("--workers", type=int, default=16)
@@ -24,9 +21,9 @@ def main() -> int:
     args = parser.parse_args()
     rows: list[Row] = []
     if "memory" in args.parts:  # first, while nothing else has taken any
-        rows += memory.run(args.workers, args.prefixes, args.memory_bytes)
+        rows += table.run_memory(args.workers, args.prefixes, args.memory_bytes)
     if "lookup" in args.parts:
-        rows += lookup.run(args.workers, args.blocks, args.length)
+        rows += table.run_lookups(args.workers, args.blocks, args.length)
     if "events" in args.parts:
         rows += events.run(args.workers)
     publish("index", rows, args.out)

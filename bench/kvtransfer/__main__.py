@@ -5,22 +5,19 @@ Parts and predictions: README.md beside this file.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 from bench import pages
 from bench.kvtransfer import checksum, codecs, handoff, itl, links, transports
-from bench.report import Row, publish
+from bench.report import Row, arguments_of, publish
 
 PARTS = ("transports", "checksum", "codecs", "logits", "exposed", "handoff", "itl", "links")
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="bench.kvtransfer", description=__doc__)
-    parser.add_argument("--out", type=Path, default=None)
+    parser = arguments_of("kvtransfer", __doc__)
     parser.add_argument("--part", action="append", choices=PARTS, help="may be repeated; default all")
     parser.add_argument("--transport", action="append", choices=transports.TRANSPORTS, help="may be repeated")
     parser.add_argument("--pin", action="store_true", help="part transports: hold P and D to a core each")

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from bench.kvtransfer import pools
 from bench.report import Row
 from tandem.core.kv_layout import KVGroupSpec
-from tandem.kernels import kv_codec, native
-from tandem.kernels.kv_codec.binding import library
+from tandem.kernels import kv_payload, native
+from tandem.kernels.kv_payload.binding import library
 
 FRAME_BYTES = 1 << 20
 BATCH = 16
@@ -39,7 +39,7 @@ def _case(name: str, spec: KVGroupSpec, heads: range, seconds: float) -> list[Ro
     total = pools.num_blocks(spec)
     pool = memoryview(bytearray(random.Random(1).randbytes(1 << 20) * (total * spec.block_bytes() // (1 << 20) + 1)))
     pool = pool[: total * spec.block_bytes()]
-    shape = kv_codec.PoolShape(
+    shape = kv_payload.PoolShape(
         num_blocks=total, layers=len(spec.layers), planes=spec.planes, heads=spec.heads,
         block_tokens=spec.block_tokens, row_bytes=spec.head_bytes() // spec.block_tokens,
     )  # fmt: skip
@@ -47,7 +47,7 @@ def _case(name: str, spec: KVGroupSpec, heads: range, seconds: float) -> list[Ro
     count = max(1, FRAME_BYTES // (spec.block_bytes() * len(heads) // spec.heads))
     frame = memoryview(bytearray(count * spec.block_bytes() * len(heads) // spec.heads))
     rows = []
-    for way, fused in (("gather", kv_codec.gather), ("scatter", kv_codec.scatter)):
+    for way, fused in (("gather", kv_payload.gather), ("scatter", kv_payload.scatter)):
 
         def plain(blocks: list[int], way: str = way) -> object:
             return native.move(f"plain_{way}", pool, shape, blocks, layers, heads, frame)

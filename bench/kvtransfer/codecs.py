@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from bench.report import Row
-from tandem.kernels import kv_codec
+from tandem.kernels import kv_payload
 
 ROW_SIZE = 16 * 64
 ROWS = 512
@@ -22,15 +22,15 @@ def run(seconds: float) -> list[Row]:
     rows: list[Row] = []
     plain = {"float32": _numbers()}
     plain["bfloat16"] = memoryview(bytearray(2 * NUMBERS))
-    kv_codec.convert(plain["float32"], "float32", plain["bfloat16"], "bfloat16")
+    kv_payload.convert(plain["float32"], "float32", plain["bfloat16"], "bfloat16")
     for dtype, source in plain.items():
         copied = memoryview(bytearray(source.nbytes))
-        for codec in kv_codec.CODECS:
-            wire = memoryview(bytearray(kv_codec.encoded_bytes(ROWS, ROW_SIZE)))
+        for codec in kv_payload.CODECS:
+            wire = memoryview(bytearray(kv_payload.encoded_bytes(ROWS, ROW_SIZE)))
             ways: dict[str, Callable[[], object]] = {
                 "memcpy": partial(copied.__setitem__, slice(None), source),
-                "encode": partial(kv_codec.encode, codec, source, dtype, wire, row_size=ROW_SIZE),
-                "decode": partial(kv_codec.decode, codec, wire, copied, dtype, row_size=ROW_SIZE),
+                "encode": partial(kv_payload.encode, codec, source, dtype, wire, row_size=ROW_SIZE),
+                "decode": partial(kv_payload.decode, codec, wire, copied, dtype, row_size=ROW_SIZE),
             }
             speeds = _speeds(ways, source.nbytes, seconds)
             case = f"{codec} of {dtype}"
@@ -41,8 +41,8 @@ def run(seconds: float) -> list[Row]:
     speeds = _speeds(
         {
             "memcpy": lambda: whole.__setitem__(slice(None), plain["float32"]),
-            "float32 to bfloat16": lambda: kv_codec.convert(plain["float32"], "float32", target, "bfloat16"),
-            "bfloat16 to float32": lambda: kv_codec.convert(half, "bfloat16", whole, "float32"),
+            "float32 to bfloat16": lambda: kv_payload.convert(plain["float32"], "float32", target, "bfloat16"),
+            "bfloat16 to float32": lambda: kv_payload.convert(half, "bfloat16", whole, "float32"),
         },
         4 * NUMBERS,
         seconds,

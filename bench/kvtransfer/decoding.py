@@ -19,9 +19,9 @@ from bench.kvtransfer.ends import ReceiverEnd
 from tandem.core.block_hash import BlockHash
 from tandem.core.clock import MonotonicClock
 from tandem.core.config import SimSection
-from tandem.core.gc_freeze import freeze_gc
 from tandem.core.ids import GroupId
 from tandem.core.kv_layout import KVGroupSpec, KVLayout
+from tandem.core.memory import freeze_gc
 from tandem.core.sampling import SamplingParams
 from tandem.engine.engine import Engine
 from tandem.engine.request import EngineRequest

@@ -23,7 +23,7 @@ from tandem.core.ids import BlockId, GroupId, Rank, TransferId, WorkerId
 from tandem.core.kv_layout import KVGroupSpec
 from tandem.kernels.cpu_memory import keep_freed_memory
 from tandem.kvtransfer.events import Failed, SendCompleted, Verified
-from tandem.kvtransfer.pool import HostPool
+from tandem.kvtransfer.kv_pool_access import HostPool
 from tandem.kvtransfer.receiver import TransferReceiver
 from tandem.kvtransfer.sender import TransferSender
 from tandem.kvtransfer.ticket import Endpoint

@@ -14,9 +14,9 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from bench import model_135m
 from bench.kvtransfer.children import Child
 from bench.load import TimedAnswer, ask, body_of, check_served
+from bench.models import model_135m
 from bench.report import Row
 from tools.running_cluster import running
 
@@ -35,7 +35,7 @@ def run(transports: Sequence[str], prompts: int) -> list[Row]:
 
 
 def _streamed(transport: str, prompts: int) -> list[Row]:
-    model = str(model_135m.folder())
+    model = str(model_135m())
     receiver = Child("bench.kvtransfer.ends", role="receiver", transport=transport, spec="135m", host="127.0.0.1")
     sender = Child(
         "bench.kvtransfer.prefilling", transport=transport, model=model, tokens=TOKENS, chunk=CHUNK,
@@ -110,7 +110,7 @@ def _second(answer: TimedAnswer) -> float:
 
 def _served(flags: tuple[str, ...], prompts: int) -> list[TimedAnswer]:
     dice = random.Random(11)
-    with running("--model", str(model_135m.folder()), "--threads", "1", "--kv-memory", "256MiB", *flags) as cluster:
+    with running("--model", str(model_135m()), "--threads", "1", "--kv-memory", "256MiB", *flags) as cluster:
 
         async def one() -> TimedAnswer:
             prompt = [dice.randrange(300, 4000) for _ in range(TOKENS)]

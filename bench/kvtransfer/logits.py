@@ -17,8 +17,8 @@ from torch import Tensor
 from bench import pages
 from bench.report import ROOT, Row
 from tandem.engine.runner import ModelRunner
-from tandem.engine.step_batch import SeqSlice, StepBatch
-from tandem.kernels import kv_codec
+from tandem.engine.runner_protocol import SeqSlice, StepBatch
+from tandem.kernels import kv_payload
 
 BUNDLED = ROOT / "models" / "tandem-tiny"
 PROMPT, SCORED = 384, 64
@@ -83,9 +83,9 @@ def _score(runner: ModelRunner, passage: list[int], lossy: Lossy | None) -> Tens
 
 def _through(codec: str) -> Lossy:
     def change(numbers: memoryview, row_size: int) -> None:
-        wire = memoryview(bytearray(kv_codec.encoded_bytes(numbers.nbytes // 4 // row_size, row_size)))
-        kv_codec.encode(codec, numbers, "float32", wire, row_size=row_size)
-        kv_codec.decode(codec, wire, numbers, "float32", row_size=row_size)
+        wire = memoryview(bytearray(kv_payload.encoded_bytes(numbers.nbytes // 4 // row_size, row_size)))
+        kv_payload.encode(codec, numbers, "float32", wire, row_size=row_size)
+        kv_payload.decode(codec, wire, numbers, "float32", row_size=row_size)
 
     return change
 
@@ -93,8 +93,8 @@ def _through(codec: str) -> Lossy:
 def _as(dtype: str) -> Lossy:
     def change(numbers: memoryview, _: int) -> None:
         narrow = memoryview(bytearray(numbers.nbytes // 2))
-        kv_codec.convert(numbers, "float32", narrow, dtype)
-        kv_codec.convert(narrow, dtype, numbers, "float32")
+        kv_payload.convert(numbers, "float32", narrow, dtype)
+        kv_payload.convert(narrow, dtype, numbers, "float32")
 
     return change
 

@@ -22,9 +22,9 @@ from bench.kvtransfer.children import serve
 from tandem.core.clock import MonotonicClock
 from tandem.core.ids import GroupId, Rank, TransferId, WorkerId
 from tandem.engine.runner import ModelRunner
-from tandem.engine.step_batch import SeqSlice, StepBatch
+from tandem.engine.runner_protocol import SeqSlice, StepBatch
 from tandem.kvtransfer.events import SendCompleted
-from tandem.kvtransfer.pool import HostPool, payload_bytes
+from tandem.kvtransfer.kv_pool_access import HostPool, payload_bytes
 from tandem.kvtransfer.sender import TransferSender
 from tandem.kvtransfer.ticket import Endpoint, Ticket
 from tandem.prefill_worker.push_plan import PushPlan

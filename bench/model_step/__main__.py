@@ -5,7 +5,6 @@ Thread CPU time on one thread, so that a busy machine disturbs it little; median
 
 from __future__ import annotations
 
-import argparse
 import functools
 import statistics
 import sys
@@ -17,24 +16,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from bench.report import ROOT, Row, publish
+from bench.engine.steps import Shape, batch_of
+from bench.report import ROOT, Row, arguments_of, publish
 from tandem.engine.runner import ModelRunner
-from tandem.engine.step_batch import SeqSlice, StepBatch
-
-
-def decode_batch(runner: ModelRunner, batch: int, context: int) -> StepBatch:
-    """One token of each of `batch` sequences with `context` tokens stored."""
-    blocks = runner.layout.groups[0].blocks_for(context)
-    tables = [range(place * blocks, (place + 1) * blocks) for place in range(batch)]
-    sequences = [SeqSlice(1, context, (table,)) for table in tables]
-    return StepBatch([5] * batch, [context - 1] * batch, sequences, list(range(batch)))
-
-
-def prefill_batch(runner: ModelRunner, tokens: int) -> StepBatch:
-    """The first chunk of one prompt, with its last logits wanted."""
-    table = range(runner.layout.groups[0].blocks_for(tokens))
-    ids = [place % runner.vocab_size for place in range(tokens)]
-    return StepBatch(ids, list(range(tokens)), [SeqSlice(tokens, tokens, (table,))], [tokens - 1])
 
 
 def measure(step: Callable[[], object], device: str, repetitions: int) -> float:
@@ -96,8 +80,7 @@ class Baseline:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="bench.model_step", description=__doc__)
-    parser.add_argument("--out", type=Path, default=None)
+    parser = arguments_of("model_step", __doc__)
     parser.add_argument("--model", type=Path, default=ROOT / "models" / "tandem-tiny")
     parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--device", default="cpu")
@@ -120,10 +103,10 @@ def main(argv: list[str] | None = None) -> int:
         )
         baseline = Baseline(args.model, dtype, args.device)
         for batch in args.batch:
-            step = functools.partial(runner.forward, decode_batch(runner, batch, args.context))
+            step = functools.partial(runner.forward, batch_of(runner, Shape(batch=batch, batch_context=args.context)))
             ours, theirs = measure(step, args.device, 60), baseline.decode(batch, args.context)
             rows.append(Row(dtype, f"decode step, batch {batch}, context {args.context}", ours, "ms", theirs))
-        step = functools.partial(runner.forward, prefill_batch(runner, args.prefill))
+        step = functools.partial(runner.forward, batch_of(runner, Shape(tokens=args.prefill)))
         ours, theirs = measure(step, args.device, 15), baseline.prefill(args.prefill)
         rows.append(Row(dtype, f"prefill of {args.prefill} tokens", ours, "ms", theirs))
     publish("model_step", rows, args.out)

@@ -16,20 +16,27 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.policy.policies import BASE, DEFAULT_CASES, POLICIES, QUEUES
-from bench.report import Row, kept, show, write
+from bench.policy.capacity import MAX_WAITING, highest_factor
+from bench.report import Row, arguments_of, kept, show, write
 from tandem.controlplane.simulator import calibration as calibrations
 from tandem.controlplane.simulator import traces
 from tandem.controlplane.simulator.calibration import Calibration
-from tandem.controlplane.simulator.capacity import MAX_WAITING, highest_factor
 from tandem.controlplane.simulator.setup import Setup
 from tandem.controlplane.simulator.simulator import Simulator
 from tandem.controlplane.simulator.summary import Summary, figures
 from tandem.controlplane.simulator.traces import RequestLog
 from tandem.controlplane.simulator.workloads import ConversationWorkload, conversations, shared_prompt
-from tandem.core.config import AdmissionSection
+from tandem.core.config import AdmissionSection, Disaggregation, PolicyName
 from tandem.core.errors import ConfigError
+from tandem.core.prefill_queue import FIRST_COME, QueueRules
+from tandem.router.routing.plan import Policy
+from tandem.router.routing.policies import create_policy
 
+POLICIES: Mapping[str, Policy] = {name.value: create_policy(name, Disaggregation.AUTO) for name in PolicyName}
+QUEUES: Mapping[str, QueueRules] = {"srf": QueueRules(), "fifo": FIRST_COME}
+_OTHERS = [name.value for name in PolicyName if name is not PolicyName.COST]
+DEFAULT_CASES = ("cost+srf", "cost+fifo", *(f"{name}+fifo+nofetch" for name in _OTHERS))
+BASE = "least_loaded+fifo+nofetch"
 SHOWN = (
     ("hit_rate", "share"), ("predicted_rate", "share"), ("saved_rate", "share"), ("fetched_rate", "share"),
     ("ttft_p50_s", "s"), ("ttft_p90_s", "s"), ("ttft_p99_s", "s"), ("ttft_mean_s", "s"), ("max_wait_s", "s"),
@@ -142,8 +149,7 @@ def _load(arguments: argparse.Namespace, trace: RequestLog, calibration: Calibra
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="bench.policy", description=__doc__)
-    parser.add_argument("--out", type=Path, default=None)
+    parser = arguments_of("policy", __doc__)
     parser.add_argument("--trace", type=Path, help="without it, --made-up")
     parser.add_argument("--seconds", type=float, default=0.0, help="only the first so many of the trace")
     parser.add_argument("--made-up", choices=("conversations", "shared"), default="conversations")

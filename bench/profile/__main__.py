@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
 import sys
@@ -14,7 +13,7 @@ from random import Random
 
 from bench.load import TimedAnswer, ask, body_of, check_served
 from bench.profile.sampling import LIBRARIES, MODEL, watched
-from bench.report import Row, publish
+from bench.report import Row, arguments_of, publish
 from tools.running_cluster import Cluster, running
 
 FLAGS = ("--prefill", "1", "--decode", "1", "--disaggregation", "always")
@@ -106,8 +105,7 @@ def measure(cluster: Cluster, case: str, load: Load, seconds: float, seed: int) 
 
 def main() -> int:
     """Runs the command line; 0 when everything was measured."""
-    parser = argparse.ArgumentParser(prog="bench.profile", description=__doc__)
-    parser.add_argument("--out", type=Path, default=None)
+    parser = arguments_of("profile", __doc__)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each load, once with and once without profiler")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()

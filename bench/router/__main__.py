@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import gc
 import statistics
 import sys
@@ -11,12 +10,11 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from random import Random
 from typing import Any
 
 from bench import pages
-from bench.report import Row, publish, quantile
+from bench.report import Row, arguments_of, publish, quantile
 from bench.router.client import Answer, Due, Load, request
 from bench.router.house import MODEL, RouterBench, running
 from bench.router.overload import Make, capacity, overload, serve, steady
@@ -233,8 +231,7 @@ def measure(which: Sequence[str], scale: float, has_peer: bool) -> list[Row]:
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line; 0 when everything was measured."""
     every = ("text", "ids", "long", "latency", "w2", "w16", "w128")
-    parser = argparse.ArgumentParser(prog="bench.router", description=__doc__)
-    parser.add_argument("--out", type=Path, default=None)
+    parser = arguments_of("router", __doc__)
     parser.add_argument("--only", nargs="*", choices=every, default=every, help="some of the cases")
     parser.add_argument("--scale", type=float, default=1.0, help="how much longer to measure")
     parser.add_argument("--no-peer", action="store_true", help="without sglang-router beside it")

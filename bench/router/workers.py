@@ -27,16 +27,16 @@ import uvloop
 
 from tandem.core.ids import WorkerId, new_incarnation
 from tandem.core.lease_timing import BEAT_S, PROOF_OF_LIFE
-from tandem.core.lifecycle import RoleName
 from tandem.core.secret import ClusterSecret
+from tandem.core.state_enums import RoleName
 from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.statestore.connection import connect
-from tandem.statestore.index.lease import WorkerLease
+from tandem.statestore.index.member_lease import WorkerLease
 from tandem.statestore.keys import Keys
 from tandem.workercore.proto_convert import each
 from tandem.workerhost.relay import handlers, joined
-from tandem.workerhost.send_queue import OutQueue
+from tandem.workerhost.stream_protocol import OutQueue
 from tools.made_up_worker import MadeUpWorker, let_in
 
 LOAD_S = 0.1

@@ -6,15 +6,13 @@ The same requests then go to two mixed workers with one thread each on the same 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from bench.load import Due, body_of, check_served, offer
-from bench.report import Row, publish, quantile
+from bench.report import Row, arguments_of, publish, quantile
 from tools.running_cluster import running
 
 OVERHEAD_LIMIT_MS = 5.0
@@ -61,8 +59,7 @@ def _spread(figures: dict[str, tuple[float, str]], name: str, seconds: list[floa
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="bench.serve", description=__doc__)
-    parser.add_argument("--out", type=Path, default=None)
+    parser = arguments_of("serve", __doc__)
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--rate", type=float, default=6.0, help="requests a second")
     parser.add_argument("--seed", type=int, default=1)

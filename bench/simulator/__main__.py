@@ -6,13 +6,12 @@ tenth of them at a tenth of the rate, so that what a request costs is seen besid
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.report import Row, publish
+from bench.report import Row, arguments_of, publish
 from tandem.controlplane.simulator import traces
 from tandem.controlplane.simulator.setup import Setup
 from tandem.controlplane.simulator.simulator import Simulator
@@ -31,8 +30,7 @@ TENTH = 10
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="bench.simulator", description=__doc__)
-    parser.add_argument("--out", type=Path, default=None)
+    parser = arguments_of("simulator", __doc__)
     parser.add_argument("--trace", type=Path, help="Mooncake's JSON lines or Azure's CSV; without it, made up")
     parser.add_argument("--seconds", type=float, default=0.0, help="only the first so many of the trace")
     parser.add_argument("--prefill", type=int, default=400)

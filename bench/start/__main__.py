@@ -8,7 +8,6 @@ started once before it is measured. First starts are those of `cold.py`.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import re
 import statistics
@@ -18,8 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench import model_1b
-from bench.report import Row, publish
+from bench.models import model_1b
+from bench.report import Row, arguments_of, publish
 from bench.start import cold
 from tandem.kernels.installing import install
 from tools.random_model import BUNDLED
@@ -47,7 +46,7 @@ def bare(model: Path) -> float:
 
 def warm(starts: int) -> list[Row]:
     """Starts of one mixed worker, by its own times."""
-    models = {"bundled": BUNDLED, "1B": model_1b.folder()}
+    models = {"bundled": BUNDLED, "1B": model_1b()}
     found: dict[str, list[dict[str, float]]] = {name: [] for name in models}
     beside: dict[str, list[float]] = {name: [] for name in models}
     for turn in range(starts + 1):
@@ -93,8 +92,7 @@ def first(starts: int) -> list[Row]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="bench.start", description=__doc__)
-    parser.add_argument("--out", type=Path, default=None)
+    parser = arguments_of("start", __doc__)
     parser.add_argument("--starts", type=int, default=5, help="of each model and case (default: 5)")
     parser.add_argument("--part", choices=("all", "warm", "first"), default="all", help="which starts (default: all)")
     arguments = parser.parse_args()

@@ -18,8 +18,8 @@ from pathlib import Path
 import psutil
 
 from bench.report import ROOT
+from tandem.controlplane.model_catalog import SMOLLM2
 from tandem.controlplane.model_download import pull
-from tandem.controlplane.named_models import SMOLLM2
 from tandem.core.errors import UnavailableError
 from tools.running_cluster import started, stop
 

@@ -7,7 +7,6 @@ message beside them is what waking up costs alone.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import multiprocessing
 import select
@@ -16,10 +15,9 @@ import struct
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
-from bench.report import Row, publish, quantile
-from tandem.engine.step_batch import SeqSlice, StepBatch
+from bench.report import Row, arguments_of, publish, quantile
+from tandem.engine.runner_protocol import SeqSlice, StepBatch
 from tandem.worker.commands import Command, Step, Stop, decode, encode
 from tandem.workercore.message_ring import RingPair, RingReader, RingWriter
 
@@ -81,8 +79,7 @@ def alone(call: Callable[[], object], repetitions: int) -> float:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line; returns the exit status: 1 if a median is above the aim."""
-    parser = argparse.ArgumentParser(prog="bench.step_messages", description=__doc__)
-    parser.add_argument("--out", type=Path, default=None)
+    parser = arguments_of("step_messages", __doc__)
     parser.add_argument("--repetitions", type=int, default=2000)
     parser.add_argument("--pause-ms", type=float, default=1.0)
     args = parser.parse_args(argv)

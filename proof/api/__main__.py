@@ -52,7 +52,7 @@ def _run(record: Record, slices: list[dict[str, Any]], arguments: argparse.Names
     """Slices from where the record ends; False at the first broken promise."""
     with (
         tempfile.TemporaryDirectory(prefix="td-") as folder,
-        running("--config", str(_config(Path(folder)))) as cluster,
+        running(config=_config(Path(folder))) as cluster,
     ):
         ends_s = time.monotonic() + arguments.budget_s
         while (rest := arguments.seconds - _seconds(slices)) > 0 and time.monotonic() < ends_s:
@@ -89,18 +89,16 @@ def _outcomes(cluster: Cluster) -> dict[str, float]:
     return {name: cluster.metric("tandem_requests_total", outcome=name) for name in names}
 
 
-def _config(folder: Path) -> Path:
+def _config(folder: Path) -> str:
     """A cluster of two models: the bundled one, and the same under another name."""
     other = folder / "other-tiny"
     other.mkdir()
     for file in MODEL.iterdir():
         (other / file.name).symlink_to(file)
-    path = folder / "cluster.toml"
-    path.write_text(
+    return (
         f'[model]\npath = "{MODEL}"\nmax_model_len = {CONTEXT}\n[pools]\nprefill = 1\ndecode = 1\n'
         f'[worker]\nengine = "sim"\n[[models]]\npath = "{other}"\nmax_model_len = {CONTEXT}\nmixed = 1\n'
     )
-    return path
 
 
 if __name__ == "__main__":

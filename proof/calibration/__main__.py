@@ -16,8 +16,7 @@ from typing import Any
 
 from proof.calibration import closing, real
 from proof.calibration.engines import ENGINES, Engine, EngineKind
-from proof.calibration.figures import JUDGED, errors, worst
-from proof.calibration.runs import RUNS, Run, trace
+from proof.calibration.runs import JUDGED, RUNS, Run, errors, trace, worst
 from proof.record import Record, arguments_of
 from tandem.controlplane.simulator import calibration
 from tandem.controlplane.simulator.calibration import Calibration

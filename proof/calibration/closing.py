@@ -14,8 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from proof.calibration.figures import Served, figures
-from proof.calibration.runs import LEAD, Run, setup
+from proof.calibration.runs import LEAD, Run, Served, figures, setup
 from tandem.controlplane.simulator.calibration import Calibration
 from tandem.controlplane.simulator.simulator import Simulator
 from tandem.controlplane.simulator.traces import RequestLog

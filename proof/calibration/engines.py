@@ -9,9 +9,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from bench import model_135m
 from bench.engine.__main__ import measured, moves
 from bench.load import body_of
+from bench.models import model_135m
 from bench.report import ROOT
 from tandem.controlplane.simulator.calibration import of_sim_engine
 from tandem.core.config import SimSection, WorkerSection
@@ -48,7 +48,7 @@ class Engine:
     def flags(self, folder: Path) -> list[str]:
         """Flags of `clusterctl up`; settings go to a file in `folder`."""
         if self.kind is EngineKind.MODEL:
-            return ["--model", str(model_135m.folder()), "--threads", "1"]
+            return ["--model", str(model_135m()), "--threads", "1"]
         config, sim = folder / "cluster.toml", self.worker.sim
         config.write_text(
             f'[worker]\nengine = "sim"\n[worker.sim]\nprefill_tokens_per_s = {sim.prefill_tokens_per_s}\n'
@@ -60,7 +60,7 @@ class Engine:
         """Input of `calibration.from_record`: steps of the engine by itself, and moves of KV, as `bench/engine`
         measures them; for a sim engine the settings give the times of its steps."""
         if self.kind is EngineKind.MODEL:
-            return measured(model_135m.folder(), transport=_TRANSPORT)
+            return measured(model_135m(), transport=_TRANSPORT)
         model, worker = read_model_config(BUNDLED), self.worker
         layout = kv_layout(model, dtype=model.dtype, block_tokens=worker.block_tokens, tp=1)
         by_settings = of_sim_engine(worker, kv_token_bytes=layout.token_bytes(), link_bytes_per_s=1e9, rpc_s=0.0)
@@ -71,7 +71,7 @@ class Engine:
         dice = random.Random(f"request {number}")
         prompt = [dice.randrange(_FIRST_TOKEN, _LAST_TOKEN) for _ in range(prompt_tokens)]
         if self.kind is EngineKind.MODEL:
-            return body_of(prompt, output_tokens, model_135m.folder().name, logit_bias=_WHOLE)
+            return body_of(prompt, output_tokens, model_135m().name, logit_bias=_WHOLE)
         return body_of(prompt, output_tokens)
 
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from bench.load import Due, TimedAnswer, check_served, offer
 from proof.calibration.engines import Engine
-from proof.calibration.figures import Served, figures
-from proof.calibration.runs import LEAD, Run
+from proof.calibration.runs import LEAD, Run, Served, figures
 from tandem.controlplane.simulator.traces import RequestLog
 from tools.running_cluster import Cluster, running
 from tools.waiting import wait_for

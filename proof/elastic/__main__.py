@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import random
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from proof.record import Record, arguments_of, said_how_to_repeat
@@ -37,15 +35,12 @@ def play_round(seed: int, number: int, commands: int, flip_s: float = FLIP_S) ->
     a flip without its drain."""
     rng = random.Random(f"{seed} {number}")
     done: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="td-") as folder:
-        path = Path(folder) / "cluster.toml"
-        path.write_text(SETTINGS)
-        with running("--config", str(path)) as cluster:
-            with ConstantLoad(cluster, asks(20, 160, salt=seed + number)) as load:
-                for _ in range(commands):
-                    done.append(_command(cluster, _choose(cluster, rng), load))
-                    assert done[-1].get("flip_ms", 0.0) < 1000 * flip_s, done[-1]
-            wait_balanced(cluster, 2)
+    with running(config=SETTINGS) as cluster:
+        with ConstantLoad(cluster, asks(20, 160, salt=seed + number)) as load:
+            for _ in range(commands):
+                done.append(_command(cluster, _choose(cluster, rng), load))
+                assert done[-1].get("flip_ms", 0.0) < 1000 * flip_s, done[-1]
+        wait_balanced(cluster, 2)
     return done
 
 

@@ -21,8 +21,7 @@ from typing import Any
 import torch
 
 from bench.report import ROOT
-from proof.exactness.answers import ENOUGH, PathVerdict, judge
-from proof.exactness.compare import Verdict, compare
+from proof.exactness.answers import ENOUGH, PathVerdict, Verdict, compare, judge
 from proof.exactness.paths import LENGTHS as PATH_LENGTHS
 from proof.exactness.paths import PATHS
 from proof.exactness.reference import Reference

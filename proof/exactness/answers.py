@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from proof.exactness.compare import CLEAR_GAP, TOLERANCE, largest
+from tandem.rpc.v1 import worker_pb2 as w
 
+TOLERANCE = 1e-4
+CLEAR_GAP = 10.0
+"""Greedy tokens must be equal where the reference's best two differ by more than this many times the error."""
 NEAR = 5
 """In bfloat16 either's token must be among so many of the other's best where they first differ."""
 ENOUGH = {"float32": 0.8, "bfloat16": 0.25}
@@ -83,3 +87,38 @@ def _look_nearby(chosen: int, best: list[tuple[int, float]], row: Tensor, _off: 
     theirs = row.topk(NEAR).indices.tolist()
     ours = [token for token, _ in sorted(best, key=lambda pair: -pair[1])[:NEAR]]
     return True, chosen in theirs and theirs[0] in ours, theirs[0] != chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`max_error` in log-probability; `unequal` counts greedy tokens that differ although the gap was clear."""
+
+    max_error: float
+    tokens: int
+    clear_tokens: int
+    unequal: int
+
+    @property
+    def is_exact(self) -> bool:
+        return self.max_error <= TOLERANCE and self.unequal == 0
+
+
+def largest(differences: Iterable[float]) -> float:
+    """The largest; infinity if one of them is NaN, which `max` may pass over."""
+    return max(math.inf if math.isnan(difference) else difference for difference in differences)
+
+
+def compare(chunks: Sequence[w.TokenChunk], expected: Tensor, *, is_greedy: bool) -> Verdict:
+    """Every reported log-probability (chosen and top ones) against the reference's distribution at its place."""
+    error, clear, unequal = 0.0, 0, 0
+    for chunk, row in zip(chunks, expected, strict=True):
+        (reported,) = chunk.logprobs
+        pairs = [(reported.token, reported.logprob), *((top.token, top.logprob) for top in reported.top)]
+        here = largest(abs(float(row[token]) - logprob) for token, logprob in pairs)
+        error = max(error, here)
+        if is_greedy:
+            best = row.topk(2)
+            if float(best.values[0] - best.values[1]) > CLEAR_GAP * max(here, 1e-7):
+                clear += 1
+                unequal += int(best.indices[0]) != chunk.tokens[0]
+    return Verdict(error, len(chunks), clear, unequal)

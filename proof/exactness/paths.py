@@ -14,7 +14,7 @@ from tandem.core.block_hash import BlockHash
 from tandem.core.clock import MonotonicClock
 from tandem.core.sampling import SamplingParams
 from tandem.engine.engine import Engine
-from tandem.engine.kv_offload import PoolCopies
+from tandem.engine.kv_pool import PoolCopies
 from tandem.engine.request import EngineRequest
 from tandem.engine.runner import ModelRunner
 from tandem.engine.step_budget import SchedulerConfig
@@ -144,7 +144,7 @@ def _ask(
             answer.best.append([(output.logprob.token, output.logprob.logprob), *output.logprob.top])
             if output.finish is not None:
                 seen["cached"] += engine.cached_tokens(output.key)
-    engine.check_integrity()
+    engine.scheduler.check_integrity()
     return list(found.values()), seen
 
 

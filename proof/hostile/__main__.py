@@ -14,7 +14,6 @@ import json
 import math
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,17 @@ from tools.waiting import wait_for
 MODEL = ROOT / "models" / "tandem-tiny"
 STEP_S = 0.02
 """Step time of the simulated engine: the gap between two tokens when nothing disturbs."""
+CONFIG = f"""
+[model]
+path = "{MODEL}"
+[pools]
+prefill = 1
+decode = 1
+[worker]
+engine = "sim"
+[worker.sim]
+decode_step_s = {STEP_S}
+"""
 SLOWER = 1.5
 MEMORY_MIB = 96
 """Allowed growth of the router's memory, once all is quiet: freed memory that malloc keeps."""
@@ -52,10 +62,7 @@ def main() -> int:
 def _run(record: Record, slices: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
     """Slices from where the record ends, up to the first broken promise."""
     until_s = time.monotonic() + arguments.budget_s
-    with (
-        tempfile.TemporaryDirectory(prefix="td-") as folder,
-        running("--config", str(_config(Path(folder)))) as cluster,
-    ):
+    with running(config=CONFIG) as cluster:
         honest, hostile = _key(cluster, "honest"), _key(cluster, "hostile")
         streams = Streams(cluster.api, cluster.context["grpc"], honest, arguments.seed)
         asyncio.run(streams.run(3.0))  # the first answers, and what is imported at the first of a kind
@@ -158,15 +165,6 @@ def _lost_links(cluster: Cluster) -> int:
 
 def _seconds(slices: list[dict[str, Any]]) -> float:
     return math.fsum(one["seconds"] for one in slices)
-
-
-def _config(folder: Path) -> Path:
-    path = folder / "cluster.toml"
-    path.write_text(
-        f'[model]\npath = "{MODEL}"\n[pools]\nprefill = 1\ndecode = 1\n[worker]\nengine = "sim"\n'
-        f"[worker.sim]\ndecode_step_s = {STEP_S}\n"
-    )
-    return path
 
 
 def _arguments() -> argparse.Namespace:

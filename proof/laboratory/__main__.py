@@ -7,16 +7,14 @@ stopped goes on where it was. Nothing else should run meanwhile: the laboratory 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from proof.laboratory import real, virtual
-from proof.laboratory.figures import errors, figures
-from proof.laboratory.runs import RUNS, SHIFT_S, Run, part, shifted
-from proof.record import Record, arguments_of
+from proof.laboratory.runs import RUNS, SHIFT_S, Run, errors, figures, part, shifted
+from proof.record import Record, arguments_of, trace_path
 from tandem.controlplane.simulator import traces
 from tandem.controlplane.simulator.traces import RequestLog
 from tandem.core.errors import ConfigError
@@ -29,7 +27,7 @@ MAX_MODEL_LEN = 4096
 def main() -> int:
     arguments = _arguments()
     try:
-        trace = traces.read(_trace_path(arguments.trace))
+        trace = traces.read(trace_path(arguments.trace, TRACE, "--trace"))
     except ConfigError as error:
         print(f"proof.laboratory: {error}", file=sys.stderr)
         return 2
@@ -64,17 +62,6 @@ def _show(name: str, entry: dict[str, Any]) -> None:
     for metric, error in entry["errors"].items():
         is_real, is_said = entry["real"][metric], entry["laboratory"][metric]
         print(f"  {metric:15} real {is_real:8.3f}  laboratory {is_said:8.3f}  {error:+.1%}")
-
-
-def _trace_path(given: Path | None) -> Path:
-    if given is not None:
-        return given
-    if named := os.environ.get(TRACE):
-        return Path(named)
-    raise ConfigError(
-        "no trace is given", why="traces are not part of this repository",
-        todo=f"say ARGS='--trace FILE' or set {TRACE}; docs/simulator.md says where they are",
-    )  # fmt: skip
 
 
 def _arguments() -> argparse.Namespace:

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
 
-from bench.load import TimedAnswer, complete
-from proof.laboratory.figures import Served
-from proof.laboratory.runs import DECODE, LONG, PREFILL, SHORT, Run, idle_prompts, prompts
+from bench.load import Due, TimedAnswer, ask, body_of, check_served, offer
+from proof.laboratory.runs import DECODE, LONG, PREFILL, SHORT, Run, Served, idle_prompts, prompts
 from tandem.controlplane.simulator.traces import RequestLog
 from tools.running_cluster import Cluster, running
 
@@ -45,17 +39,16 @@ class Real:
 
 def play(run: Run, trace: RequestLog) -> Real:
     """Start the cluster, measure it idle, offer the requests. SystemExit if one of them fails."""
-    with tempfile.TemporaryDirectory(prefix="td-") as folder:
-        config = Path(folder) / "cluster.toml"
-        config.write_text(_config(run))
-        with running("--config", str(config)) as cluster:
-            idle = asyncio.run(_idle(cluster))
-            before_s = _busy_s(cluster)
-            answers = asyncio.run(_offer(cluster, trace))
-            busy_s = tuple(after - before for after, before in zip(_busy_s(cluster), before_s, strict=True))
-    failed = [answer.error for answer in answers if answer.error]
-    if failed:
-        raise SystemExit(f"{len(failed)} of {len(answers)} requests failed, the first with: {failed[0]}")
+    plan = [
+        Due(request.arrival_s, body_of(prompt, request.output_tokens))
+        for request, prompt in zip(trace.requests, prompts(trace), strict=True)
+    ]
+    with running(config=_config(run)) as cluster:
+        idle = asyncio.run(_idle(cluster))
+        before_s = _busy_s(cluster)
+        answers = asyncio.run(offer(cluster.api, plan, TIMEOUT_S))
+        busy_s = tuple(after - before for after, before in zip(_busy_s(cluster), before_s, strict=True))
+    check_served(answers)
     pairs = zip(answers, trace.requests, strict=True)
     served = tuple(
         Served(
@@ -89,8 +82,12 @@ decode_sequence_s = {worker.sim.decode_sequence_s}
 
 async def _idle(cluster: Cluster) -> Idle:
     """One request after the other; the first ones open streams and measure links."""
-    short = [await _ask(cluster, one, _IDLE_TOKENS, time.monotonic()) for one in idle_prompts(SHORT, _IDLE)]
-    long = [await _ask(cluster, one, _IDLE_TOKENS, time.monotonic()) for one in idle_prompts(LONG, _IDLE)]
+
+    async def answers_to(tokens: int) -> list[TimedAnswer]:
+        bodies = [body_of(prompt, _IDLE_TOKENS) for prompt in idle_prompts(tokens, _IDLE)]
+        return [await ask(cluster.api, body, time.monotonic(), TIMEOUT_S) for body in bodies]
+
+    short, long = await answers_to(SHORT), await answers_to(LONG)
     worker = cluster.status()["workers"][0]
     answers = short[_WARMING:]
     return Idle(
@@ -99,28 +96,6 @@ async def _idle(cluster: Cluster) -> Idle:
         step_s=statistics.median(gap for answer in answers for gap in answer.gaps_s),
         kv_tokens=worker["num_blocks"][0] * worker["block_tokens"],
     )
-
-
-async def _offer(cluster: Cluster, trace: RequestLog) -> Sequence[TimedAnswer]:
-    texts, start_s = prompts(trace), time.monotonic() + 0.5
-
-    async def one(number: int) -> TimedAnswer:
-        request, due_s = trace.requests[number], start_s + trace.requests[number].arrival_s
-        await asyncio.sleep(max(0.0, due_s - time.monotonic()))
-        return await _ask(cluster, texts[number], request.output_tokens, due_s)
-
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one(number)) for number in range(len(texts))]
-    return [task.result() for task in tasks]
-
-
-async def _ask(cluster: Cluster, prompt: Sequence[int], output_tokens: int, due_s: float) -> TimedAnswer:
-    url = urlsplit(cluster.api)
-    body: dict[str, Any] = {
-        "model": "tandem-tiny", "prompt": list(prompt), "max_tokens": output_tokens, "ignore_eos": True,
-        "temperature": 0, "stream": True,
-    }  # fmt: skip
-    return await complete(str(url.hostname), int(url.port or 0), body, due_s, TIMEOUT_S)
 
 
 def _busy_s(cluster: Cluster) -> tuple[float, ...]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from proof.laboratory.figures import Served
 from proof.laboratory.real import Idle
-from proof.laboratory.runs import DECODE, LONG, PREFILL, SHORT, Run
+from proof.laboratory.runs import DECODE, LONG, PREFILL, SHORT, Run, Served
 from tandem.controlplane.simulator.calibration import Calibration, of_sim_engine
 from tandem.controlplane.simulator.setup import Setup
 from tandem.controlplane.simulator.simulator import Simulator

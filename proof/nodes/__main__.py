@@ -37,13 +37,13 @@ from proof.nodes.scene import (
 )
 from proof.record import Record, arguments_of, said_how_to_repeat
 from tests.chaos.survivors import asks
-from tests.e2e.under_load import ConstantLoad, changed, clusterctl
+from tests.e2e.under_load import ConstantLoad, changed
 from tools.namespaces import Machine, NoNamespacesError, look_for_namespaces, machines
 from tools.running_cluster import Cluster, is_alive
 from tools.waiting import wait_for
 
 ADDRESSES = ("10.203.78.1", "10.203.78.2", "10.203.78.3")
-HEAD_PROCESSES = ("gcs_server", "ray.scripts.scripts start", "tandem.controlplane.ray.node")
+HEAD_PROCESSES = ("gcs_server", "ray.scripts.scripts start", "tandem.controlplane.ray.ray_start")
 """Ray's head, its starter, and our keeper of both."""
 ANSWERS = 5
 """Requests that are answered after each step before the next one."""
@@ -181,7 +181,7 @@ def _strike_head(site: Site, cluster: Cluster, name: str) -> None:
 
 
 def _down(cluster: Cluster) -> None:
-    code, _, error = clusterctl(cluster, "down", "--yes")
+    code, _, error = cluster.clusterctl("down", "--yes")
     assert code == 0, error
     assert cluster.process.wait(PATIENCE_S) == 0, cluster.output
 

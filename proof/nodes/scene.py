@@ -19,7 +19,7 @@ from tandem.core.files import write_private
 from tandem.core.parent_death_signal import tied
 from tandem.engine.sim.arithmetic import expected_tokens
 from tandem.statestore.embedded_redis import find_server
-from tests.e2e.under_load import clusterctl, roles
+from tests.e2e.under_load import roles
 from tools.namespaces import Machine
 from tools.running_cluster import Cluster, is_alive, started
 from tools.waiting import wait_for
@@ -201,7 +201,7 @@ def ask_exactly(cluster: Cluster) -> None:
 
 def check_logs(cluster: Cluster, worker: str, machine: Machine) -> None:
     """Check that `clusterctl logs` shows a worker's log on its machine, and elsewhere names that machine."""
-    _, _, error = clusterctl(cluster, "logs", worker)
+    _, _, error = cluster.clusterctl("logs", worker)
     assert f"on {machine.address}" in error, error
     command = machine.command(sys.executable, "-m", "tandem.clusterctl", "logs", worker)
     there = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 from bench.report import ROOT
 from proof.planner.real import Scale, play_live
 from proof.planner.runs import NAMES, PLANNER, Load, broken, play, workers
-from proof.record import Record, arguments_of
+from proof.record import Record, arguments_of, trace_path
 from tandem.controlplane.simulator import calibration as calibrations
 from tandem.controlplane.simulator import traces
 from tandem.core.config import Disaggregation, SloSection
@@ -33,8 +32,8 @@ FIRST, SECOND = "TANDEM_TRACE_CODE", "TANDEM_TRACE_CONVERSATION"
 def main() -> int:
     arguments = _arguments()
     try:
-        first = traces.read(_path(arguments.first, FIRST, "--first"))
-        second = traces.read(_path(arguments.second, SECOND, "--second"))
+        first = traces.read(trace_path(arguments.first, FIRST, "--first"))
+        second = traces.read(trace_path(arguments.second, SECOND, "--second"))
         load = _load(arguments)
     except ConfigError as error:
         print(f"proof.planner: {error}", file=sys.stderr)
@@ -83,17 +82,6 @@ def _load(arguments: argparse.Namespace) -> Load:
         first_scale=arguments.scale[0], second_scale=arguments.scale[1], seconds=arguments.seconds,
         promise=SloSection(ttft_s=arguments.ttft, itl_s=arguments.itl), calibration=calibration,
         disaggregation=Disaggregation(arguments.disaggregation),
-    )  # fmt: skip
-
-
-def _path(given: Path | None, name: str, flag: str) -> Path:
-    if given is not None:
-        return given
-    if named := os.environ.get(name):
-        return Path(named)
-    raise ConfigError(
-        "a trace is missing", why="traces are not part of this repository",
-        todo=f"say ARGS='{flag} FILE' or set {name}; docs/simulator.md says where they are",
     )  # fmt: skip
 
 

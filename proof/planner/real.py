@@ -24,7 +24,7 @@ from proof.planner.runs import FIXED, PLANNER, START, WORKERS, Load
 from tandem.clusterctl.loadgen.client import Target, TimedAnswer, send_all
 from tandem.clusterctl.loadgen.requests import RequestForm, plan_of
 from tandem.clusterctl.loadgen.results import Slo
-from tandem.controlplane.bundled import bundled_model
+from tandem.controlplane.model_catalog import bundled_model
 from tandem.controlplane.simulator.traces import RequestLog
 from tandem.core.config import SloSection
 from tandem.core.events import EventKind
@@ -132,11 +132,9 @@ def play_live(load: Load, name: str, first: RequestLog, second: RequestLog, scal
     """As `runs.play`, by real workers; goodput is in requests a second of the traces' time."""
     trace, change_s = trace_of(load, first, second, scale)
     with tempfile.TemporaryDirectory(prefix="td-plan-") as folder:
-        file = Path(folder) / "cluster.toml"
         model = Path(folder) / MODEL
         write_model(model)
-        file.write_text(settings(load, name, scale, model))
-        with running("--config", str(file)) as cluster:
+        with running(config=settings(load, name, scale, model)) as cluster:
             began_s = time.time()
             answers = _send(cluster, trace)
             events = cluster.admin(f"/admin/v1/events?count={_MANY}")["events"]

@@ -9,7 +9,7 @@ from typing import Any
 from tandem.controlplane.planner import hardware
 from tandem.controlplane.planner.records import RoleSplit, Rules
 from tandem.controlplane.simulator.calibration import Calibration
-from tandem.controlplane.simulator.rates import calibration_of
+from tandem.controlplane.simulator.planner_rates import SETTINGS, STEPS
 from tandem.controlplane.simulator.setup import Setup
 from tandem.controlplane.simulator.simulator import Outcome, Simulator
 from tandem.controlplane.simulator.summary import attained
@@ -62,7 +62,10 @@ def workers(slower: float = 1.0) -> Calibration:
     assert rates is not None
     how = "" if slower == 1.0 else f", {slower:g} times as slow"
     name = f"Qwen3-32B shapes, two A100 a worker{how}: by arithmetic, not measured"
-    made = calibration_of(rates, name)
+    made = Calibration(
+        name=name, prefill_token_s=1 / rates.prefill.tokens_per_s, prefill_context_s=rates.prefill.context_s,
+        **{part: getattr(rates, part) for part in (*SETTINGS, *STEPS)},
+    )  # fmt: skip
     return dataclasses.replace(made, **{part: getattr(made, part) * slower for part in _TIMES})
 
 

@@ -11,12 +11,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-import tempfile
 import time
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from proof.record import Record, add_every, arguments_of, said_how_to_repeat, share
@@ -72,12 +70,7 @@ def run_cell(struck: Cluster, calm: Cluster, engine: str, cell: Cell, seed: int)
 def run(engine: str, todo: list[tuple[Cell, int]], record: Record, ends_s: float) -> None:
     """Run all remaining cells of one engine, while there is time."""
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="td-")))
-        clusters = []
-        for number, text in enumerate(CONFIGS[engine]):
-            path = folder / f"{number}.toml"
-            path.write_text(text)
-            clusters.append(stack.enter_context(running("--config", str(path))))
+        clusters = [stack.enter_context(running(config=text)) for text in CONFIGS[engine]]
         for cell, seed in todo:
             if time.monotonic() > ends_s:
                 return

@@ -21,7 +21,7 @@ from typing import Any
 from proof.record import CUT, add_every, arguments_of, share
 from proof.transfer.plan import TRANSFERS, matrix
 from proof.transfer.record import PARTS, Record
-from proof.transfer.rounds import run_strikes
+from proof.transfer.strike_run import run_strikes
 from proof.transfer.wire_pool import run_cases
 
 COUNTS = {"wire": 24_000, "kills": 300, "stops": 300}

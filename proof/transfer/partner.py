@@ -90,7 +90,7 @@ class Partner:
         if self.process.returncode is None:
             for pid in self.pids:
                 with suppress(ProcessLookupError):
-                    signal_it(pid, signal.SIGCONT)
+                    os.kill(pid, signal.SIGCONT)
             if is_gentle:
                 self.process.terminate()
                 with suppress(TimeoutError):
@@ -147,12 +147,6 @@ def holding(report: w.AuditReport | None) -> str:
     held += [f"{claim.kind} {claim.key}" for claim in report.claims]
     held += [f"request {request.key}" for request in report.requests]
     return "; ".join(held)
-
-
-def signal_it(pid: int, number: signal.Signals) -> None:
-    """Send a signal to a process that this proof started."""
-
-    os.kill(pid, number)
 
 
 async def _left(pids: list[int]) -> list[int]:

@@ -17,7 +17,7 @@ from proof.transfer.shapes import NUM_BLOCKS, drawn, in_blocks, specs_of, view
 from tandem.core.clock import MonotonicClock
 from tandem.core.ids import BlockId, GroupId, Incarnation, Rank
 from tandem.core.kv_layout import KVGroupSpec, KVLayout
-from tandem.kvtransfer.pool import HostPool
+from tandem.kvtransfer.kv_pool_access import HostPool
 from tandem.kvtransfer.receiver import TransferReceiver
 from tandem.kvtransfer.ticket import GroupBlocks
 

@@ -14,8 +14,8 @@ from proof.transfer.asks import Ask
 from proof.transfer.partner import Partner
 from proof.transfer.plan import TRANSPORTS
 from tandem.core.config import SimSection
-from tandem.core.lifecycle import RoleName
 from tandem.core.secret import ClusterSecret
+from tandem.core.state_enums import RoleName
 from tandem.rpc.v1 import worker_pb2 as w
 from tests.integration.worker.pair import MODEL, start_worker
 

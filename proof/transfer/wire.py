@@ -20,8 +20,7 @@ import psutil
 
 from proof.transfer.plan import BREAKING, HARMLESS, LETHAL, NETWORK, Case, Move
 from proof.transfer.receiving import Canceller, ReceivingWorker, contents_of
-from proof.transfer.sender_process import RECEIVER, SENDER
-from proof.transfer.sending import SendingProcess
+from proof.transfer.sender_process import RECEIVER, SENDER, SendingProcess
 from proof.transfer.shapes import NUM_BLOCKS
 from tandem.core.errors import TransferError
 from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, RequestId, TransferId

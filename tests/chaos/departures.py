@@ -1,7 +1,5 @@
 """Clients of a real cluster that all leave, each at a random moment; how long until nothing of them is left."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections import Counter
@@ -47,10 +45,8 @@ class Wave:
 @contextmanager
 def simulated(folder: Path) -> Iterator[Cluster]:
     """A prefill and a decode worker: prompts take some hundred milliseconds, answers longer than any client waits."""
-    config = folder / "cluster.toml"
-    config.write_text(CONFIG)
-    flags = ("--config", str(config), "--model", str(MODEL), "--threads", "1", "--disaggregation", "always")
-    with running(*flags) as cluster:
+    flags = ("--model", str(MODEL), "--threads", "1", "--disaggregation", "always")
+    with running(*flags, config=CONFIG) as cluster:
         yield cluster
 
 

@@ -1,8 +1,6 @@
 """Workers of a real cluster that stand still for longer than their lease while the registry is lost or comes back old,
 and that wake up then; and workers that are killed. Every answer is held against the oracle of the simulated engine."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
@@ -325,12 +323,10 @@ async def _publish(url: str, keys: Keys, worker: WorkerId, incarnation: Incarnat
 @contextlib.contextmanager
 def frozen_scene(folder: Path, seed: int) -> Iterator[FrozenScene]:
     """A running scene; the cluster has to stop in order at its end."""
-    config = folder / "cluster.toml"
-    config.write_text(CONFIG)
     server = PrivateRedis.start(folder / "redis", _PASSWORD)
     ends: list[Callable[[], None]] = [server.stop]
     try:
-        with running("--config", str(config), "--model", str(MODEL), "--redis", server.url) as cluster:
+        with running("--model", str(MODEL), "--redis", server.url, config=CONFIG) as cluster:
             scene = FrozenScene(cluster, server, folder / "old", random.Random(seed))
             ends.append(scene.close)
             yield scene

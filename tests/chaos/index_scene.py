@@ -3,8 +3,6 @@
 Afterwards the workers' own books are compared with the router's view of them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """More routers for a running cluster: processes with its Redis, secret and settings, and ports of their own."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """Three routers on one Redis over the same simulated workers, and what is left of the state when one is killed."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import random

@@ -1,7 +1,5 @@
 """Prompts that share prefixes, asked of any router; every answer of a simulated engine is held against the oracle."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import random

@@ -3,8 +3,6 @@
 The desired state stays as it is: it belongs to the durable store, which may be the same server.
 """
 
-from __future__ import annotations
-
 import redis
 
 Dump = dict[bytes, tuple[bytes, int]]

@@ -1,8 +1,6 @@
 """The fault matrix: target × kind × time, in a cluster of two workers of each role; a cell asks for every kind of
 answer at once, and strikes a worker that has some of them in the phase that the cell names."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

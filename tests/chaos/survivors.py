@@ -1,8 +1,6 @@
 """Clients of a real cluster with workers that are struck while answers run, and the answers that they must get
 anyway."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import threading

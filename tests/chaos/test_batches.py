@@ -1,8 +1,6 @@
 """kill -9 of the router, of workers, of Redis and of everything while a batch runs: it ends complete, each request
 once."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator

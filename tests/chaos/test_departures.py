@@ -1,7 +1,5 @@
 """CI's slice of `make proof NAME=departures`: clients of a real cluster leave at random moments, nothing is left."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

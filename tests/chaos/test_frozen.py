@@ -3,8 +3,6 @@
 All of it, and how long it takes: `make proof NAME=frozen`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

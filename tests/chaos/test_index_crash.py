@@ -1,7 +1,5 @@
 """Workers, router and the volatile store die, one event in a hundred is lost, the last ones too; the index recovers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

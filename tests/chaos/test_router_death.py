@@ -1,15 +1,11 @@
-"""kill -9 of the router while answers run in every phase: nothing is left of them on any worker, clients come back."""
+"""Test kill -9 of the router, and of Redis."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
+import psutil
 
 from tests.chaos import survivors
-from tests.chaos.survivors import Client, check, wait_whole
-from tools.running_cluster import Cluster, kill, running
+from tests.chaos.survivors import Client, check, is_serving, long_answer, wait_whole
+from tests.cluster_fixture import cluster_fixture
+from tools.running_cluster import Cluster, is_alive, kill, running
 from tools.waiting import wait_for
 
 CONFIG = """
@@ -28,12 +24,7 @@ disaggregation = "always"
 WORKERS = 3
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    path = tmp_path / "cluster.toml"
-    path.write_text(CONFIG)
-    with running("--config", str(path)) as cluster:
-        yield cluster
+cluster = cluster_fixture(config=CONFIG)
 
 
 def test_the_router_is_killed(cluster: Cluster) -> None:
@@ -62,3 +53,26 @@ def _is_back(cluster: Cluster) -> bool:
         return cluster.get("/readyz")[0] == 200 and bool(cluster.status()["workers"])
     except OSError:
         return False
+
+
+def test_redis_dies() -> None:
+    with running("--prefill", "1", "--decode", "1", "--disaggregation", "always", "--threads", "1") as cluster:
+        before = {w["worker"]: w["incarnation"] for w in cluster.status()["workers"]}
+        (redis,) = [c.pid for c in psutil.Process(cluster.process.pid).children() if "redis" in c.name()]
+        streams = [Client(cluster, long_answer(100, 400)) for _ in range(3)]
+        wait_for(lambda: all(s.events > 3 for s in streams), 30, "tokens flow")
+        kill(redis)
+        wait_for(lambda: not is_alive(redis), what="Redis is gone")
+        assert is_serving(cluster)
+        for stream in streams:
+            got = stream.transcript()
+            assert (got.dones, got.errors) == (1, [])
+        wait_for(lambda: _is_registered(cluster.status()), what="every worker is in the registry again")
+        assert is_serving(cluster)
+        assert {w["worker"]: w["incarnation"] for w in cluster.status()["workers"]} == before
+
+
+def _is_registered(status: dict[str, object]) -> bool:
+    workers = status["workers"]
+    assert isinstance(workers, list)
+    return len(workers) == 2 and not status["registry_trouble"] and all(w["is_registered"] for w in workers)

@@ -1,7 +1,5 @@
 """One of three routers dies: the others know all that it knew, and nothing of its requests stays behind."""
 
-from __future__ import annotations
-
 import random
 
 from tests.chaos.router_scene import ROUTERS, router_scene

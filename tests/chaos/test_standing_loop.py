@@ -1,8 +1,6 @@
 """An event loop that stands for seconds while its process lives costs no stream; one that stands for longer, and a
 process that is stopped, costs all of its own."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -79,7 +77,7 @@ class Scene:
 
     def ends(self) -> list[str]:
         """Ends of streams, of all processes."""
-        events = ("worker lost", "router gone", "peer channel ended", "registered anew")
+        events = ("worker lost", "router gone", "peer channel ended", "registered again")
         return [line for event in events for _, line in self.told(event)]
 
     def ask(self, max_tokens: int) -> dict[str, Client]:
@@ -90,11 +88,9 @@ class Scene:
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     folder = tmp_path_factory.mktemp("standing")
-    config = folder / "cluster.toml"
-    config.write_text(CONFIG)
     with pytest.MonkeyPatch.context() as patch, PrivateRedis.start(folder / "redis", "secret") as server:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(HOOK), os.environ.get("PYTHONPATH", "")]))
-        with running("--config", str(config), "--redis", server.url) as cluster:
+        with running("--redis", server.url, config=CONFIG) as cluster:
             yield Scene(cluster, server)
 
 

@@ -1,30 +1,21 @@
 """kill -9 of real worker processes that compute the bundled model in deterministic fp32: no client notices."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 import pytest
 
 from tests.chaos.strikes import Cell, strike_until_hit
 from tests.chaos.survivors import asked_calmly
-from tools.running_cluster import Cluster, running
+from tests.cluster_fixture import cluster_fixture
+from tools.running_cluster import Cluster
 
 MAX_TOKENS, PROMPT_TOKENS = 40, 300
 EXACT = ("--threads", "1", "--deterministic", "--dtype", "float32")
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with running("--prefill", "2", "--decode", "2", "--disaggregation", "always", *EXACT) as cluster:
-        yield cluster
+cluster = cluster_fixture("--prefill", "2", "--decode", "2", "--disaggregation", "always", *EXACT)
 
 
-@pytest.fixture(scope="module")
-def calm() -> Iterator[Cluster]:
-    """One worker that is not disturbed: its answers are right."""
-    with running("--mixed", "1", *EXACT) as cluster:
-        yield cluster
+calm = cluster_fixture("--mixed", "1", *EXACT)
+"""One worker that is not disturbed: its answers are right."""
 
 
 @pytest.mark.drawn(1)

@@ -3,17 +3,13 @@
 The rest of the matrix, and the model: `make proof NAME=survival`.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from tests.chaos import strikes
 from tests.chaos.strikes import Cell, strike, strike_until_hit
 from tests.chaos.survivors import Client, asked_calmly, check, wait_whole
-from tools.running_cluster import Cluster, kill, running
+from tests.cluster_fixture import cluster_fixture
+from tools.running_cluster import Cluster, kill
 from tools.waiting import wait_for
 
 CONFIG = """
@@ -47,22 +43,12 @@ CELLS = [
 MAX_TOKENS, PROMPT_TOKENS = 60, 600
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Every answer has to cross, so that only a spare of the struck role can help."""
-    path: Path = tmp_path_factory.mktemp("survival") / "cluster.toml"
-    path.write_text(CONFIG)
-    with running("--config", str(path)) as cluster:
-        yield cluster
+cluster = cluster_fixture(config=CONFIG)
+"""Every answer has to cross, so that only a spare of the struck role can help."""
 
 
-@pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """One worker that is not disturbed: its answers are right."""
-    path: Path = tmp_path_factory.mktemp("calm") / "cluster.toml"
-    path.write_text(CALM)
-    with running("--config", str(path)) as cluster:
-        yield cluster
+calm = cluster_fixture(config=CALM)
+"""One worker that is not disturbed: its answers are right."""
 
 
 @pytest.mark.drawn(5)

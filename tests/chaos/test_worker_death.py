@@ -1,31 +1,33 @@
 """kill -9 of any process of a worker without a spare: clients get an error, nothing hangs, it comes back and serves."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from tandem.core.lease_timing import LEASE_S
 from tests.chaos.survivors import HEAR_OF_IT_S, Client, is_serving, long_answer
-from tools.running_cluster import Cluster, is_alive, is_free, kill, running
+from tests.cluster_fixture import cluster_fixture
+from tools.running_cluster import Cluster, is_alive, is_free, kill
 from tools.waiting import wait_for
 
 REST_ENDS_S = 20.0
 """The kernel ends it at once; what takes time is to give its memory back, on a loaded machine some seconds."""
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """No request waits for a lost worker, so that clients get its error."""
-    config = tmp_path_factory.mktemp("cluster") / "cluster.toml"
-    config.write_text("[router]\nworker_wait_s = 0\n")
-    flags = ("--prefill", "1", "--decode", "1", "--disaggregation", "always", "--threads", "1")
-    with running("--config", str(config), *flags) as cluster:
-        yield cluster
+cluster = cluster_fixture(
+    "--prefill",
+    "1",
+    "--decode",
+    "1",
+    "--disaggregation",
+    "always",
+    "--threads",
+    "1",
+    config="[router]\nworker_wait_s = 0\n",
+)
+"""No request waits for a lost worker, so that clients get its error."""
 
 
 @pytest.mark.drawn(2)

@@ -1,7 +1,5 @@
 """Commands of pages, as people would copy them."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

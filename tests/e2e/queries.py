@@ -1,7 +1,5 @@
 """Prometheus queries of dashboards, alerts and autoscaler rules, taken apart."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping

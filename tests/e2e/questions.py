@@ -1,7 +1,5 @@
 """Requests to both APIs."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

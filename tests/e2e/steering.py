@@ -1,23 +1,15 @@
 """Steering the workers of a running cluster by their names, and looking at them."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass
 
-from tandem.controlplane.worker_control import WorkerControl, WorkerLook
+from tandem.controlplane.worker_control import WorkerControlClient, WorkerLook
 from tandem.core.ids import WorkerId
-from tandem.core.lifecycle import RoleName
 from tandem.core.secret import ClusterSecret
+from tandem.core.state_enums import RoleName
 from tests.e2e.under_load import changed
 from tools.running_cluster import Cluster
 from tools.waiting import wait_for
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    worker: WorkerId
-    address: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +21,8 @@ class Operator:
     def look(self, name: str) -> WorkerLook:
         (row,) = [row for row in self.cluster.status()["workers"] if row["worker"] == name]
         (secret,) = self.cluster.folder.glob("*/secret")
-        control = WorkerControl(ClusterSecret.load(secret))
-        return asyncio.run(control.look(Named(WorkerId(name), row["address"])))
+        client = WorkerControlClient(ClusterSecret.load(secret), lambda _: str(row["address"]))
+        return asyncio.run(client.look(WorkerId(name)))
 
     def is_drained(self, name: str) -> bool:
         return self.look(name).is_drained

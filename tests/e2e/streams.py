@@ -1,7 +1,5 @@
 """Answers over gRPC with prompts of token ids, with right tokens known by arithmetic; all the time or one by one."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections.abc import Iterator

@@ -1,9 +1,6 @@
 """SLO classes and budgets of a configuration file, through `clusterctl up` to the answers of clients."""
 
-from __future__ import annotations
-
 import urllib.request
-from pathlib import Path
 
 from tests.integration.worker.pair import MODEL
 from tools.running_cluster import running
@@ -19,10 +16,8 @@ requests_per_minute = 12
 BODY = {"model": "tandem-tiny", "prompt": "Hi", "max_tokens": 2}
 
 
-def test_what_the_configuration_promises_and_bounds(tmp_path: Path) -> None:
-    config = tmp_path / "cluster.toml"
-    config.write_text(CONFIG)
-    with running("--config", str(config), "--engine", "sim", "--model", str(MODEL)) as cluster:
+def test_what_the_configuration_promises_and_bounds() -> None:
+    with running("--engine", "sim", "--model", str(MODEL), config=CONFIG) as cluster:
         request = urllib.request.Request(
             f"{cluster.api}/v1/completions", b'{"model": "tandem-tiny", "prompt": "Hi", "max_tokens": 2}',
             {"Content-Type": "application/json", "X-SLO-Class": "chat"},

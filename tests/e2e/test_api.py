@@ -1,7 +1,5 @@
 """Parameters of the API that no engine receives, through a whole cluster with a real model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tools.running_cluster import Cluster
@@ -11,11 +9,8 @@ WORDS = "The list of all the words of a language is long. " * 6
 START = [{"role": "user", "content": "What is a list?"}, {"role": "assistant", "content": "A list is a"}]
 
 
-def complete(cluster: Cluster, **more: Any) -> dict[str, Any]:
-    body = {"model": "tandem-tiny", "prompt": WORDS, "max_tokens": 8, "temperature": 0, "ignore_eos": True, **more}
-    status, answer = cluster.post("/v1/completions", body)
-    assert status == 200, answer
-    return answer
+def complete(cluster: Cluster, prompt: Any = WORDS, **more: Any) -> dict[str, Any]:
+    return cluster.complete(prompt, 8, ignore_eos=True, **more)
 
 
 def cached(cluster: Cluster, **more: Any) -> int:

@@ -1,7 +1,5 @@
 """200 streams, 64 at a time, a fifth of them cancelled at random moments: each ends once, and nothing is left."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

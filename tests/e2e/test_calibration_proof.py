@@ -1,16 +1,13 @@
 """A slice of `make proof NAME=calibration`: two short runs of sim engines, and the simulator beside them. No timing is
 held to anything here: other tests run on the same cores."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
 
 from proof.calibration import closing, real
 from proof.calibration.engines import ENGINES, EngineKind
-from proof.calibration.figures import JUDGED
-from proof.calibration.runs import LEAD, MEDIUM, Run, Way, trace
+from proof.calibration.runs import JUDGED, LEAD, MEDIUM, Run, Way, trace
 from tandem.controlplane.simulator import calibration
 from tandem.core.config import SimSection
 

@@ -1,20 +1,17 @@
 """The second turn of a conversation through a real cluster: the prefill worker fetches the answer of the first one from
 the decode worker that made it, and computes the new tokens alone."""
 
-from __future__ import annotations
-
 import json
 import urllib.request
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 from tokenizers import Tokenizer
 
 from tandem.core import metric_names as names
 from tandem.engine.sim.arithmetic import expected_tokens
+from tests.cluster_fixture import cluster_fixture
 from tests.integration.worker.pair import MODEL
-from tools.running_cluster import Cluster, running
+from tools.running_cluster import Cluster
 from tools.waiting import wait_for
 
 ANSWER, BLOCK = 300, 16
@@ -24,14 +21,20 @@ def oracle(prompt: list[int], count: int) -> list[int]:
     return expected_tokens(prompt, count, 4096, eos_token_ids=(1,))
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Prompts are computed slowly enough for 300 tokens to be worth a fetch on any link."""
-    file = tmp_path_factory.mktemp("config") / "cluster.toml"
-    file.write_text("[worker.sim]\nprefill_tokens_per_s = 1000\n")
-    flags = ("--config", str(file), "--engine", "sim", "--prefill", "1", "--decode", "1")
-    with running(*flags, "--disaggregation", "always", "--model", str(MODEL)) as cluster:
-        yield cluster
+cluster = cluster_fixture(
+    "--engine",
+    "sim",
+    "--prefill",
+    "1",
+    "--decode",
+    "1",
+    "--disaggregation",
+    "always",
+    "--model",
+    str(MODEL),
+    config="[worker.sim]\nprefill_tokens_per_s = 1000\n",
+)
+"""Prompts are computed slowly enough for 300 tokens to be worth a fetch on any link."""
 
 
 def complete(cluster: Cluster, prompt: list[int], count: int) -> tuple[dict[str, Any], dict[str, Any]]:

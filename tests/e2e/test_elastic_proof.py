@@ -1,7 +1,5 @@
 """A slice of `make proof NAME=elastic`: random commands against a real cluster under load."""
 
-from __future__ import annotations
-
 from proof.elastic.__main__ import play_round
 
 

@@ -1,18 +1,12 @@
 """Drains and changes of role in a running cluster under load: no request fails, and every token is the oracle's."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-
 from tandem.core import metric_names as names
-from tandem.core.lifecycle import RoleName
+from tandem.core.state_enums import RoleName
+from tests.cluster_fixture import cluster_fixture
 from tests.e2e.steering import Operator
 from tests.e2e.streams import Client, load, prompt, wait_for_answers
 from tests.e2e.under_load import changed
-from tools.running_cluster import Cluster, is_free, running
+from tools.running_cluster import Cluster, is_free
 from tools.waiting import wait_for
 
 CONFIG = """
@@ -35,12 +29,7 @@ LONG_TOKENS = 800
 """Of an answer that is under way while a command is run."""
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    path: Path = tmp_path_factory.mktemp("elastic") / "cluster.toml"
-    path.write_text(CONFIG)
-    with running("--config", str(path)) as cluster:
-        yield cluster
+cluster = cluster_fixture(config=CONFIG)
 
 
 def counted(cluster: Cluster, name: str) -> float:

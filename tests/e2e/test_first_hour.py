@@ -1,8 +1,6 @@
 """docs/operate/first-hour.md: what a new operator does on this machine works as printed, but for the ports, and for the
 model where that cannot be fetched."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -13,8 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.controlplane import bundled
-from tandem.controlplane.named_models import SMOLLM2
+from tandem.controlplane.model_catalog import BUNDLED, SMOLLM2
 from tests.e2e.pages import commands
 from tests.integration.engine.real_model import fetched
 from tools.running_cluster import START_TIMEOUT_S, STOP_TIMEOUT_S
@@ -67,7 +64,7 @@ def ran(command: str, api: str, here: Served) -> str:
     """Return its output, of either stream; it has to end well."""
     command = command.replace(PRINTED, api)
     if fetched()[0] is None:
-        command = command.replace(SMOLLM2.name, bundled.NAME)
+        command = command.replace(SMOLLM2.name, BUNDLED)
     done = subprocess.run(
         ["bash", "-c", command], cwd=ROOT, env=here.variables, capture_output=True, text=True, timeout=180, check=False
     )

@@ -1,7 +1,5 @@
 """A cluster serves a GGUF file as it serves the model's safetensors."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """gRPC through a whole cluster with a real model: HTTP's answers; deadlines and cancellation free everything."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +9,7 @@ import pytest
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
 from tests.e2e.questions import NOISY, PROMPT, ids, model_config
-from tests.integration.router.grpc_answers import Whole, completion, responses
+from tests.integration.router.transcript import Whole, completion, responses
 from tools.running_cluster import Cluster, is_free
 from tools.waiting import wait_for
 

@@ -2,8 +2,6 @@
 an emulated API server, with pods that are the chart's commands as processes. No change to it loses a request.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 import urllib.request

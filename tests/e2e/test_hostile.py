@@ -1,7 +1,5 @@
 """CI's slice of `make proof NAME=hostile`: hostile clients disturb no stream, no link and no memory."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,16 +1,10 @@
 """Common prefixes of many prompts survive the worker that computed them: others fetch them before that one stops."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
-import pytest
-
+from tests.cluster_fixture import cluster_fixture
 from tests.e2e.under_load import changed
-from tools.running_cluster import Cluster, is_free, running
+from tools.running_cluster import Cluster, is_free
 from tools.waiting import wait_for
 
 CONFIG = """
@@ -25,12 +19,7 @@ prefill_tokens_per_s = 2000.0
 SHARED_TOKENS = 960
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    path: Path = tmp_path_factory.mktemp("hot") / "cluster.toml"
-    path.write_text(CONFIG)
-    with running("--config", str(path)) as cluster:
-        yield cluster
+cluster = cluster_fixture(config=CONFIG)
 
 
 def held(cluster: Cluster, prompt: list[int]) -> dict[str, int]:
@@ -41,9 +30,7 @@ def held(cluster: Cluster, prompt: list[int]) -> dict[str, int]:
 
 def ask(cluster: Cluster, prompt: list[int]) -> int:
     """Return the prompt tokens that were not computed for it."""
-    body: dict[str, Any] = {"model": "tandem-tiny", "prompt": prompt, "max_tokens": 4, "temperature": 0}
-    status, answer = cluster.post("/v1/completions", body)
-    assert status == 200, answer
+    answer = cluster.complete(prompt, 4)
     return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
 
 

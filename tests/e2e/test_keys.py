@@ -1,10 +1,7 @@
 """API keys of a whole cluster, from the command line to the API, kept over a restart."""
 
-from __future__ import annotations
-
 import json
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from typing import Any
@@ -16,10 +13,7 @@ SIM = ("--engine", "sim", "--mixed", "1")
 
 
 def clusterctl(cluster: Cluster, *arguments: str) -> tuple[int, str, str]:
-    command = [sys.executable, "-m", "tandem.clusterctl", "key", *arguments]
-    command += ["--endpoint", cluster.context["admin"], "--admin-key-file", cluster.context["admin_key_file"]]
-    ended = subprocess.run(command, capture_output=True, timeout=60, check=False, text=True)
-    return ended.returncode, ended.stdout, ended.stderr
+    return cluster.clusterctl("key", *arguments, by_endpoint=True)
 
 
 def status_of(cluster: Cluster, key: str | None) -> int:
@@ -36,7 +30,10 @@ def status_of(cluster: Cluster, key: str | None) -> int:
 
 def test_a_key_from_its_creation_to_its_end() -> None:
     with running(*SIM) as cluster:
-        wait_for(lambda: "access for everybody on this machine" in cluster.output, what="it says who is let in")
+        wait_for(
+            lambda: "access without an API key from this machine" in cluster.output,
+            what="it prints which requests are let in",
+        )
         assert status_of(cluster, None) == 200
         assert "no key yet" in clusterctl(cluster, "list")[1]
         wish = ("--tenant", "acme", "--expires", "30d", "--label", "first one")

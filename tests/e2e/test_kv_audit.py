@@ -1,12 +1,8 @@
 """`clusterctl kv audit` on a whole cluster: clean under load, and the worker that stands still is named."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from typing import Any
 
@@ -16,11 +12,9 @@ from tools.waiting import wait_for
 
 def audit(cluster: Cluster, *flags: str) -> tuple[int, dict[str, Any]]:
     """(exit code, the audit)."""
-    command = [sys.executable, "-m", "tandem.clusterctl", "kv", "audit", "--json"]
-    command += ["--endpoint", cluster.context["admin"], "--admin-key-file", cluster.context["admin_key_file"], *flags]
-    ended = subprocess.run(command, capture_output=True, timeout=60, check=False)
-    assert ended.stdout, ended.stderr.decode()
-    return ended.returncode, json.loads(ended.stdout)
+    code, out, error = cluster.clusterctl("kv", "audit", "--json", *flags, by_endpoint=True)
+    assert out, error
+    return code, json.loads(out)
 
 
 def test_the_audit_of_a_cluster() -> None:

@@ -1,8 +1,6 @@
 """A machine, or a container, with 2 GiB free: one prefill and one decode worker start there, and report their
 memory."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
@@ -10,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.controlplane.bundled import bundled_model
+from tandem.controlplane.model_catalog import bundled_model
 from tandem.engine.memory_plan import free_host_bytes
 from tests.integration.engine.real_model import smollm2
 from tools.running_cluster import started, stop

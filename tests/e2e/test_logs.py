@@ -1,11 +1,7 @@
 """Logs of a whole cluster as JSON: lines of a request are found by its id, nothing that a client sent is in them."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,11 +28,10 @@ def receiver() -> Iterator[Receiver]:
 
 
 @pytest.fixture(scope="module")
-def cluster(receiver: Receiver, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    config = tmp_path_factory.mktemp("logged") / "cluster.toml"
-    config.write_text(f'log_level = "DEBUG"\n[tracing]\nendpoint = "{receiver.url}"\n{SLOW}')
+def cluster(receiver: Receiver) -> Iterator[Cluster]:
+    config = f'log_level = "DEBUG"\n[tracing]\nendpoint = "{receiver.url}"\n{SLOW}'
     flags = ("--engine", "sim", "--prefill", "1", "--decode", "2", "--disaggregation", "always")
-    with running("--config", str(config), *flags) as cluster:
+    with running(*flags, config=config) as cluster:
         yield cluster
 
 
@@ -47,8 +42,9 @@ def logs_of(cluster: Cluster) -> dict[str, str]:
 
 
 def clusterctl(cluster: Cluster, *words: str) -> str:
-    command = [sys.executable, "-m", "tandem.clusterctl", *words, "--state-dir", str(cluster.folder)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    code, out, error = cluster.clusterctl(*words)
+    assert code == 0, error
+    return out
 
 
 def struck(cluster: Cluster, body: dict[str, Any], headers: dict[str, str]) -> httpx.Response:

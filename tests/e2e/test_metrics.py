@@ -1,7 +1,5 @@
 """The exports of a running cluster match docs/metrics.md: names, kinds and labels."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,16 +45,12 @@ OF_A_MODEL = {names.MODEL_FLOPS, names.MODEL_READ_BYTES, names.PEAK_FLOPS, names
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one process", "two processes"])
-def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """One that has answered requests, two of them with the same prompt."""
-    config = tmp_path_factory.mktemp("config") / "cluster.toml"
-    config.write_text(CONFIG)
-    with running(*FLAGS, "--config", str(config), "--processes", str(request.param)) as cluster:
+    with running(*FLAGS, "--processes", str(request.param), config=CONFIG) as cluster:
         wait_for(lambda: len(cluster.pids()) == 4, what="all workers are there, so that equal prompts meet")
         for number in (0, 0, 1, 2):
-            body = {"model": "tandem-tiny", "prompt": [600 + number, *PROMPT], "max_tokens": 20, "temperature": 0}
-            status, answer = cluster.post("/v1/completions", body)
-            assert status == 200, answer
+            cluster.complete([600 + number, *PROMPT], 20)
         yield cluster
 
 
@@ -133,10 +127,8 @@ def test_the_work_of_a_model_is_counted_and_peaks_are_as_configured(tmp_path: Pa
     """By hand: 5 layers of 131,072 numbers before attention and 655,360 behind it, and a head of 1,048,576; the last
     layer's part behind attention and the head for logit rows alone. Heads have 256 numbers together, KV 2,560 bytes."""
     token, row, pair, numbers = 2 * 3_276_800, 2 * 1_703_936, 4 * 5 * 256, 3_276_800 + 1_703_936
-    config = tmp_path / "cluster.toml"
-    config.write_text(CONFIG)
     flags = ("--prefill", "1", "--decode", "1", "--disaggregation", "always", "--model", str(MODEL))
-    with running(*flags, "--dtype", "bfloat16", "--config", str(config)) as cluster:
+    with running(*flags, "--dtype", "bfloat16", config=CONFIG) as cluster:
 
         def by_role(name: str) -> dict[str, float]:
             family = families(cluster).get(name)
@@ -151,8 +143,7 @@ def test_the_work_of_a_model_is_counted_and_peaks_are_as_configured(tmp_path: Pa
             return {name: by_role(name) for name in OF_A_MODEL}
 
         before = counted(2, 1)  # of the request by which the router proved that the two can answer
-        body = {"model": "tandem-tiny", "prompt": PROMPT, "max_tokens": 20, "temperature": 0, "ignore_eos": True}
-        assert cluster.post("/v1/completions", body)[0] == 200
+        cluster.complete(PROMPT, 20, ignore_eos=True)
         contexts = range(len(PROMPT) + 1, len(PROMPT) + 20)  # of the 19 steps after the first token
         found = counted(2 + len(PROMPT), 1 + len(contexts))
 

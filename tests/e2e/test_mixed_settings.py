@@ -1,7 +1,5 @@
 """Workers with different settings: pairs that fit serve, others are never planned, and status gives the reason."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil
@@ -12,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.controlplane.bundled import bundled_model
+from tandem.controlplane.model_catalog import bundled_model
 from tandem.core.parent_death_signal import tied
 from tools.running_cluster import Cluster, running
 from tools.waiting import wait_for
@@ -38,8 +36,9 @@ def skipped_blocks(cluster: Cluster) -> float:
 
 def shown(cluster: Cluster) -> str:
     """`clusterctl status` as a person sees it."""
-    command = [sys.executable, "-m", "tandem.clusterctl", "status", "-o", "wide", "--state-dir", str(cluster.folder)]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    code, out, error = cluster.clusterctl("status", "-o", "wide")
+    assert code == 0, error
+    return out
 
 
 @contextlib.contextmanager

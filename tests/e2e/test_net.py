@@ -1,10 +1,6 @@
 """`clusterctl net` on a whole cluster: links measured by one worker serve all, and a forced transport stays."""
 
-from __future__ import annotations
-
 import json
-import subprocess
-import sys
 from typing import Any
 
 from tools.running_cluster import Cluster, running
@@ -14,11 +10,9 @@ FLAGS = ("--engine", "sim", "--decode", "1", "--disaggregation", "always")
 
 
 def clusterctl_net(cluster: Cluster, *flags: str) -> str:
-    command = [sys.executable, "-m", "tandem.clusterctl", "net", *flags]
-    command += ["--endpoint", cluster.context["admin"], "--admin-key-file", cluster.context["admin_key_file"]]
-    ended = subprocess.run(command, capture_output=True, timeout=60, check=False)
-    assert ended.returncode == 0, ended.stderr.decode()
-    return ended.stdout.decode()
+    code, out, error = cluster.clusterctl("net", *flags, by_endpoint=True)
+    assert code == 0, error
+    return out
 
 
 def net(cluster: Cluster) -> dict[str, Any]:
@@ -28,8 +22,7 @@ def net(cluster: Cluster) -> dict[str, Any]:
 
 def serve(cluster: Cluster, requests: int = 6) -> None:
     for number in range(requests):
-        body = {"model": "tandem-tiny", "prompt": f"{number} " * 100, "max_tokens": 5, "temperature": 0}
-        assert cluster.post("/v1/completions", body)[0] == 200
+        cluster.complete(f"{number} " * 100, 5)
 
 
 def test_the_matrix_and_the_links_of_a_cluster() -> None:

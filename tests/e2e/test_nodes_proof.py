@@ -1,7 +1,5 @@
 """A slice of `make proof NAME=nodes`: two machines, one of which dies, and Ray's head after it."""
 
-from __future__ import annotations
-
 import pytest
 
 from proof.nodes.__main__ import Draw, play

@@ -1,7 +1,5 @@
 """Commands of docs/operate that can run here work as described, in the order of their page."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The operators' page in a real browser, on a simulated cluster of two prefill and three decode workers."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.cluster_fixture import cluster_fixture
 from tests.integration.worker.pair import MODEL
 from tools.browser import Browser, browsing, missing
-from tools.running_cluster import Cluster, kill, running
+from tools.running_cluster import Cluster, kill
 from tools.waiting import wait_for
 
 CONFIG = """
@@ -36,13 +35,9 @@ RED_WITHIN_S = 3.0
 pytestmark = pytest.mark.skipif(bool(missing()), reason=f"there is no {missing()} here; .ci/run installs it")
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    config = tmp_path_factory.mktemp("page") / "cluster.toml"
-    config.write_text(CONFIG)
-    flags = ("--prefill", "2", "--decode", "3", "--disaggregation", "always", "--model", str(MODEL))
-    with running("--config", str(config), *flags) as cluster:
-        yield cluster
+cluster = cluster_fixture(
+    "--prefill", "2", "--decode", "3", "--disaggregation", "always", "--model", str(MODEL), config=CONFIG
+)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """Every parameter that is accepted has its effect, over HTTP, on answers that cross from prefill to decode."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 from typing import Any

@@ -1,16 +1,13 @@
 """The planner in a running cluster of real processes: in `act` it flips a worker under load and no request fails; in
 `advise` it reports so and changes nothing."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from tests.e2e.streams import Client, load, prompt, wait_for_answers
-from tests.e2e.under_load import clusterctl, roles, wait_balanced
+from tests.e2e.under_load import roles, wait_balanced
 from tests.integration.worker.pair import MODEL
 from tools.running_cluster import Cluster, running
 from tools.waiting import wait_for
@@ -47,11 +44,9 @@ PLAN_S = 120.0
 
 
 @contextmanager
-def started(folder: Path, mode: str) -> Iterator[Cluster]:
+def started(mode: str) -> Iterator[Cluster]:
     """Workers have measured how fast they are, so that no request is refused by a guess."""
-    file = folder / "cluster.toml"
-    file.write_text(SETTINGS.replace("MODE", mode))
-    with running("--config", str(file), "--model", str(MODEL)) as cluster:
+    with running("--model", str(MODEL), config=SETTINGS.replace("MODE", mode)) as cluster:
         for number in range(3):
             Client(cluster.context["grpc"], prompt(90_000 + number, PROMPT_TOKENS), 4).check()
         wait_for(lambda: len(cluster.pids()) == 3, what="all workers are connected: it serves with a pair")
@@ -78,7 +73,7 @@ def told(cluster: Cluster, kind: str) -> list[str]:
 
 
 def plan(cluster: Cluster) -> dict[str, Any]:
-    code, out, error = clusterctl(cluster, "plan", "--live", "-o", "json")
+    code, out, error = cluster.clusterctl("plan", "--live", "-o", "json")
     assert code == 0, error
     return dict(json.loads(out)["plan"])
 
@@ -88,8 +83,8 @@ def counts(cluster: Cluster) -> dict[str, int]:
     return {pool["role"]: pool["count"] for pool in pools if pool["count"]}
 
 
-def test_it_flips_a_worker_under_load_and_no_request_fails(tmp_path: Path) -> None:
-    with started(tmp_path, "act") as cluster:
+def test_it_flips_a_worker_under_load_and_no_request_fails() -> None:
+    with started("act") as cluster:
         before = cluster.pids()
         with asked(cluster) as clients:
             done = wait_told(cluster, "plan_acted")
@@ -104,8 +99,8 @@ def test_it_flips_a_worker_under_load_and_no_request_fails(tmp_path: Path) -> No
         wait_balanced(cluster, 3)
 
 
-def test_advice_is_an_event_and_nothing_more(tmp_path: Path) -> None:
-    with started(tmp_path, "advise") as cluster:
+def test_advice_is_an_event_and_nothing_more() -> None:
+    with started("advise") as cluster:
         version = cluster.admin("/admin/v1/desired")["desired"]["version"]
         with asked(cluster) as clients:
             advice = wait_told(cluster, "plan_advised")

@@ -1,7 +1,5 @@
 """Log-probabilities of prompts over HTTP and gRPC are those of transformers, also where the prompt is cached."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`clusterctl up --launcher ray`: the same answers as ever from workers that Ray placed; a dead one is replaced."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator
@@ -31,9 +29,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def _ask(cluster: Cluster) -> None:
-    body = {"model": "tandem-tiny", "prompt": PROMPT, "max_tokens": 30, "temperature": 0}
-    status, answer = cluster.post("/v1/completions", body)
-    assert status == 200, answer
+    answer = cluster.complete(PROMPT, 30)
     assert answer["choices"][0]["text"] == Tokenizer.from_file(str(MODEL / "tokenizer.json")).decode(ORACLE)
 
 

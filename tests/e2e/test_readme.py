@@ -4,8 +4,6 @@
 serves the bundled model, which is asked instead, and the tests of the output skip with that reason.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
@@ -20,8 +18,7 @@ from typing import Any
 
 import pytest
 
-from tandem.controlplane import bundled
-from tandem.controlplane.named_models import SMOLLM2
+from tandem.controlplane.model_catalog import BUNDLED, SMOLLM2
 from tools.browser import browsing, missing
 from tools.running_cluster import START_TIMEOUT_S, STOP_TIMEOUT_S, Cluster
 from tools.waiting import wait_for
@@ -44,7 +41,7 @@ class Served:
 
     def asked(self, command: str) -> str:
         """`command` of this cluster and of the model that it serves."""
-        model = bundled.NAME if self.why_not else SMOLLM2.name
+        model = BUNDLED if self.why_not else SMOLLM2.name
         return command.replace(PRINTED, self.cluster.api).replace(f'"{SMOLLM2.name}"', f'"{model}"')
 
     def must_talk(self) -> None:
@@ -98,8 +95,8 @@ def kinds(value: Any) -> Any:
 def test_make_serve_says_what_is_printed(served: Served) -> None:
     (block,) = [block for block in BLOCKS if block.startswith("make serve\n")]
     if served.why_not:
-        assert f"serving {bundled.NAME}" in served.why_not
-        assert f"{bundled.NAME} in " in served.out.read_text()
+        assert f"serving {BUNDLED}" in served.why_not
+        assert f"{BUNDLED} in " in served.out.read_text()
     served.must_talk()
     assert shape(block.partition("\n")[2]) - shape(served.out.read_text()) == set()
 

@@ -1,15 +1,10 @@
 """SmolLM2-135M-Instruct out of its GGUF file answers a question, over every API and in every layout of workers."""
 
-from __future__ import annotations
-
-import subprocess
-import sys
-
 import pytest
 
 from tandem.rpc.v1 import inference_pb2 as i
 from tests.integration.engine.real_model import smollm2
-from tests.integration.router.grpc_answers import Whole, responses
+from tests.integration.router.transcript import Whole, responses
 from tools.running_cluster import Cluster, running
 
 MODEL = "smollm2"
@@ -34,13 +29,11 @@ def test_it_answers_over_every_door(layout: str) -> None:
 
 
 def _ask_chat(cluster: Cluster) -> None:
-    command = [sys.executable, "-m", "tandem.clusterctl", "chat", QUESTION, "--temperature", "0"]
-    command += ["--state-dir", str(cluster.folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == f"{ANSWER}\n"
+    code, out, error = cluster.clusterctl("chat", QUESTION, "--temperature", "0")
+    assert (code, out) == (0, f"{ANSWER}\n"), error
     is_pair = {worker["role"] for worker in cluster.status()["workers"]} == {"prefill", "decode"}
-    assert ("prefill-0 → decode-0 · hand-off " in done.stderr) is is_pair, done.stderr
-    assert " · on mixed-" in done.stderr or is_pair
+    assert ("prefill-0 → decode-0 · hand-off " in error) is is_pair, error
+    assert " · on mixed-" in error or is_pair
 
 
 def _ask_http(cluster: Cluster) -> None:

@@ -1,7 +1,5 @@
 """`up` is killed, and the same command is given again: what operators changed goes on from where it stood."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Iterator
@@ -9,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.under_load import SETTINGS, changed, clusterctl, roles
+from tests.e2e.under_load import SETTINGS, changed, roles
 from tests.integration.worker.pair import MODEL
 from tools.running_cluster import Cluster, is_alive, kill, started
 from tools.waiting import wait_for
@@ -20,9 +18,7 @@ PATIENCE_S = 60.0
 @contextmanager
 def again(folder: Path, *flags: str) -> Iterator[Cluster]:
     """The same command every time, over the same state."""
-    file = folder / "cluster.toml"
-    file.write_text(SETTINGS)
-    with started("--config", str(file), "--model", str(MODEL), *flags, folder=folder) as cluster:
+    with started("--model", str(MODEL), *flags, folder=folder, config=SETTINGS) as cluster:
         yield cluster
 
 
@@ -40,7 +36,7 @@ def desired(cluster: Cluster) -> dict[str, Any]:
 
 def told(cluster: Cluster, kind: str) -> list[str]:
     """Reasons of all events of that kind, oldest first."""
-    code, out, _ = clusterctl(cluster, "events", "--last", "500", "-o", "json")
+    code, out, _ = cluster.clusterctl("events", "--last", "500", "-o", "json")
     assert code == 0
     return [row["reason"] for row in map(json.loads, out.splitlines()) if row["event"] == kind]
 
@@ -74,8 +70,8 @@ def test_a_scale_outlives_the_controller_and_no_worker_is_lost(tmp_path: Path) -
 def test_half_a_rollout_goes_on(tmp_path: Path) -> None:
     with again(tmp_path, "--prefill", "2", "--decode", "2") as cluster:
         first = {member["worker_id"] for member in desired(cluster)["members"]}
-        code, _, error = clusterctl(
-            cluster, "rollout", "start", "--set", "worker.max_sequences=32", "--yes", "--no-wait"
+        code, _, error = cluster.clusterctl(
+            "rollout", "start", "--set", "worker.max_sequences=32", "--yes", "--no-wait"
         )
         assert code == 0, error
         wait_for(lambda: first - {m["worker_id"] for m in desired(cluster)["members"]}, PATIENCE_S, "one is to leave")
@@ -101,7 +97,7 @@ def test_a_signal_ends_the_process_and_down_ends_the_cluster(tmp_path: Path) -> 
         assert cluster.process.wait(60) == 0
     with again(tmp_path) as cluster:
         wait_for(lambda: roles(cluster) == {"prefill": 1, "decode": 2}, PATIENCE_S, "it is as before")
-        code, _, error = clusterctl(cluster, "down", "--yes")
+        code, _, error = cluster.clusterctl("down", "--yes")
         assert code == 0, error
         assert cluster.process.wait(60) == 0
     with again(tmp_path) as cluster:

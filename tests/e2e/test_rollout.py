@@ -1,14 +1,10 @@
 """`clusterctl rollout` on a cluster of real processes while clients ask: both revisions serve side by side."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil
 import urllib.error
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +13,13 @@ import pytest
 
 from tandem.clusterctl.schemas.kinds import schema
 from tests.chaos.survivors import asks
-from tests.e2e.under_load import SETTINGS, ConstantLoad, changed, clusterctl, roles, wait_balanced, wait_ended
+from tests.cluster_fixture import cluster_fixture
+from tests.e2e.under_load import SETTINGS, ConstantLoad, changed, roles, wait_balanced, wait_ended
 from tests.integration.worker.pair import MODEL
 from tools.running_cluster import Cluster, running
 from tools.waiting import wait_for
 
 _PATIENCE_S = 60.0
-
-
-@contextmanager
-def started(folder: Path, *flags: str) -> Iterator[Cluster]:
-    file = folder / "cluster.toml"
-    file.write_text(SETTINGS)
-    with running("--config", str(file), "--model", str(MODEL), *flags) as cluster:
-        yield cluster
 
 
 def next_model(folder: Path) -> Path:
@@ -51,7 +40,7 @@ def desired(cluster: Cluster) -> dict[str, Any]:
 
 
 def test_all_workers_are_replaced_and_put_back_under_load(tmp_path: Path) -> None:
-    with started(tmp_path) as cluster:
+    with running("--model", str(MODEL), config=SETTINGS) as cluster:
         with ConstantLoad(cluster, asks(20, 160)) as load:
             first = cluster.pids()
             told = changed(cluster, "rollout", "start", "--set", "worker.max_sequences=32")
@@ -72,7 +61,7 @@ def test_all_workers_are_replaced_and_put_back_under_load(tmp_path: Path) -> Non
 
 
 def test_paused_and_undone_half_way_under_load(tmp_path: Path) -> None:
-    with started(tmp_path, "--prefill", "2", "--decode", "2") as cluster:
+    with running("--model", str(MODEL), "--prefill", "2", "--decode", "2", config=SETTINGS) as cluster:
         wait_for(lambda: len(cluster.pids()) == 4, what="all workers are connected: it serves with a pair")
         with ConstantLoad(cluster, asks(20, 160)) as load:
             first = cluster.pids()
@@ -82,7 +71,7 @@ def test_paused_and_undone_half_way_under_load(tmp_path: Path) -> None:
             assert set(halves) == {"initial", desired(cluster)["rollouts"][0]["revision"]}
             _only_equals_pair(cluster)
             second = cluster.pids()
-            code, _, error = clusterctl(cluster, "scale", "--decode", "3", "--yes")
+            code, _, error = cluster.clusterctl("scale", "--decode", "3", "--yes")
             assert (code, "it decides which workers there are" in error) == (5, True), error
             assert not changed(cluster, "rollout", "pause")["is_changed"]
             changed(cluster, "rollout", "undo")
@@ -99,7 +88,7 @@ def test_paused_and_undone_half_way_under_load(tmp_path: Path) -> None:
 def _pause_half_way(cluster: Cluster, model: Path) -> None:
     """Pause the rollout when the first old worker has left the record."""
     members = {member["worker_id"] for member in desired(cluster)["members"]}
-    code, _, error = clusterctl(cluster, "rollout", "start", "--model-path", str(model), "--yes", "--no-wait")
+    code, _, error = cluster.clusterctl("rollout", "start", "--model-path", str(model), "--yes", "--no-wait")
     assert code == 0, error
     wait_for(lambda: members - {one["worker_id"] for one in desired(cluster)["members"]}, _PATIENCE_S, "one has left")
     wait_for(lambda: _is_paused(cluster), _PATIENCE_S, "it is paused")
@@ -131,10 +120,7 @@ def _only_equals_pair(cluster: Cluster) -> None:
     assert all(why.startswith("revision differs: ") for why in refused)
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with started(tmp_path_factory.mktemp("rollout")) as cluster:
-        yield cluster
+cluster = cluster_fixture("--model", str(MODEL), config=SETTINGS)
 
 
 @pytest.mark.parametrize("is_in_the_worker", [True, False])
@@ -144,20 +130,20 @@ def test_a_revision_that_does_not_work_stops_by_itself_and_says_why(
     before, model = cluster.pids(), next_model(tmp_path)
     (model / "config.json").write_text("{}")
     wish = ("--set", "worker.kv_memory_bytes=1KiB") if is_in_the_worker else ("--model-path", str(model))
-    code, _, error = clusterctl(cluster, "rollout", "start", *wish, "--yes")
+    code, _, error = cluster.clusterctl("rollout", "start", *wish, "--yes")
     assert code == 2, error
     assert "stopped: " in error
     assert "clusterctl rollout undo" in error
     assert cluster.pids() == before
-    code, out, _ = clusterctl(cluster, "rollout", "status", "--wait", "-o", "json")
+    code, out, _ = cluster.clusterctl("rollout", "status", "--wait", "-o", "json")
     assert (code, json.loads(out)["items"][0]["phase"]) == (7, "failed")
     assert json.loads(out)["items"][0]["reason"] in error
-    assert clusterctl(cluster, "rollout", "status")[0] == 7
-    kinds = clusterctl(cluster, "events", "--last", "100")[1]
+    assert cluster.clusterctl("rollout", "status")[0] == 7
+    kinds = cluster.clusterctl("events", "--last", "100")[1]
     assert "as a worker of it does not work" in kinds
     changed(cluster, "rollout", "undo")
     assert cluster.pids() == before
-    code, out, _ = clusterctl(cluster, "rollout", "status", "-o", "json")
+    code, out, _ = cluster.clusterctl("rollout", "status", "-o", "json")
     assert (code, json.loads(out)["items"][0]["phase"]) == (0, "done")
     errors = list(jsonschema_rs.Draft202012Validator(schema("RolloutList")).iter_errors(json.loads(out)))
     assert errors == []
@@ -166,14 +152,18 @@ def test_a_revision_that_does_not_work_stops_by_itself_and_says_why(
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("start",), 2, "nothing is said to be new"),
+        (("start",), 2, "no change is given"),
         (("start", "--set", "worker.max_sequences"), 2, "--set is 'worker.max_sequences'"),
         (("start", "--set", "worker.max_sequence=3", "--yes"), 2, "Did you mean worker.max_sequences?"),
         (("start", "--set", "worker.max_sequences=many", "--yes"), 2, "max_sequences"),
         (("start", "--set", "worker.max_sequences=0", "--yes"), 2, "use 1 or more"),
         (("start", "--set", "worker.tp=2", "--yes"), 2, "TP and hardware belong to the pool"),
         (("start", "--revision", "r2", "--max-surge", "0", "--yes"), 2, "--max-surge and --max-unavailable are 0"),
-        (("start", "--revision", "r2", "--max-surge", "0", "--max-unavailable", "1", "--yes"), 5, "has to serve"),
+        (
+            ("start", "--revision", "r2", "--max-surge", "0", "--max-unavailable", "1", "--yes"),
+            5,
+            "has to go on serving",
+        ),
         (("start", "--revision", "r/2", "--yes"), 5, "cannot name a revision"),
         (("start", "--revision", "r2", "--current-revision", "r1", "--yes"), 5, "the revision is initial and not r1"),
         (("start", "--revision", "r2", "--model", "tandem-tin", "--yes"), 3, "Did you mean tandem-tiny"),
@@ -188,15 +178,15 @@ def test_what_may_not_be_is_refused_with_its_own_code(
     cluster: Cluster, arguments: tuple[str, ...], code: int, message: str
 ) -> None:
     before = desired(cluster)
-    found, _, error = clusterctl(cluster, "rollout", *arguments)
+    found, _, error = cluster.clusterctl("rollout", *arguments)
     assert (found, message.lower() in error.lower()) == (code, True), error
     assert desired(cluster) == before
 
 
 def test_a_dry_run_shows_what_a_revision_is_and_changes_nothing(cluster: Cluster) -> None:
     before = desired(cluster)
-    code, out, _ = clusterctl(
-        cluster, "rollout", "start", "--revision", "r2", "--set", "worker.chunk_tokens=64", "--dry-run"
+    code, out, _ = cluster.clusterctl(
+        "rollout", "start", "--revision", "r2", "--set", "worker.chunk_tokens=64", "--dry-run"
     )
     assert code == 0
     assert "~ tandem-tiny: rollout initial → r2, rolling; at most 1 more of a role" in out

@@ -1,20 +1,14 @@
 """Routing as users meet it: short prompts overtake long ones, decode workers extend their prefixes, with reasons."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import json
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
+from tests.cluster_fixture import cluster_fixture
 from tests.integration.worker.pair import MODEL
-from tools.running_cluster import Cluster, running
+from tools.running_cluster import Cluster
 from tools.waiting import wait_for
 
 SETTINGS = """
@@ -31,12 +25,7 @@ decode_step_s = 0.005
 LONG = [(7 * k) % 3000 + 600 for k in range(3000)]
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    file: Path = tmp_path_factory.mktemp("routing") / "cluster.toml"
-    file.write_text(SETTINGS)
-    with running("--config", str(file), "--model", str(MODEL)) as cluster:
-        yield cluster
+cluster = cluster_fixture("--model", str(MODEL), config=SETTINGS)
 
 
 def complete(cluster: Cluster, prompt: list[int], max_tokens: int = 2) -> dict[str, Any]:
@@ -49,10 +38,9 @@ def complete(cluster: Cluster, prompt: list[int], max_tokens: int = 2) -> dict[s
 
 
 def route(cluster: Cluster, *arguments: str) -> str:
-    command = [sys.executable, "-m", "tandem.clusterctl", "route", *arguments, "--state-dir", str(cluster.folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    code, out, error = cluster.clusterctl("route", *arguments)
+    assert code == 0, error
+    return out
 
 
 def test_a_short_prompt_overtakes_long_ones(cluster: Cluster) -> None:

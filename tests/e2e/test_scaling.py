@@ -1,41 +1,27 @@
 """`clusterctl` changes a cluster of real processes while clients ask: no client notices, and nothing is left behind."""
 
-from __future__ import annotations
-
 import json
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.chaos.survivors import asks
-from tests.e2e.under_load import SETTINGS, ConstantLoad, changed, clusterctl, roles, wait_balanced, wait_ended
+from tests.cluster_fixture import cluster_fixture
+from tests.e2e.under_load import SETTINGS, ConstantLoad, changed, roles, wait_balanced, wait_ended
 from tests.integration.worker.pair import MODEL
 from tools.running_cluster import Cluster, running
 from tools.waiting import wait_for
 
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with started(tmp_path_factory.mktemp("scaling")) as cluster:
-        yield cluster
+CONFIG = "max_ranks = 7\n" + SETTINGS
+cluster = cluster_fixture("--model", str(MODEL), config=CONFIG)
 
 
-@contextmanager
-def started(folder: Path) -> Iterator[Cluster]:
-    file = folder / "cluster.toml"
-    file.write_text("max_ranks = 7\n" + SETTINGS)
-    with running("--config", str(file), "--model", str(MODEL)) as cluster:
-        yield cluster
-
-
-def test_one_pair_becomes_two_and_four_and_three_and_one_under_load(tmp_path: Path) -> None:
-    with started(tmp_path) as cluster:
+def test_one_pair_becomes_two_and_four_and_three_and_one_under_load() -> None:
+    with running("--model", str(MODEL), config=CONFIG) as cluster:
         _change_under_load(cluster)
 
 
@@ -63,7 +49,7 @@ def _change_under_load(cluster: Cluster) -> None:
 
 def test_a_dry_run_shows_and_changes_nothing(cluster: Cluster) -> None:
     before = cluster.admin("/admin/v1/desired")
-    code, out, _ = clusterctl(cluster, "scale", "--decode", "3", "--dry-run")
+    code, out, _ = cluster.clusterctl("scale", "--decode", "3", "--dry-run")
     assert code == 0
     assert "+ decode-1: start (as decode in decode)" in out
     assert "nothing was changed" in out
@@ -81,7 +67,7 @@ def test_a_dry_run_shows_and_changes_nothing(cluster: Cluster) -> None:
         (("flip", "decode-7", "--to", "prefill", "--yes"), 3, "Did you mean decode-0"),
         (("describe", "decod-0"), 3, "Did you mean 'decode-0'"),
         (("scale", "--ratio", "3", "--yes"), 2, "--ratio is '3'"),
-        (("scale",), 2, "say how many workers"),
+        (("scale",), 2, "number of workers is not given"),
         (("scale", "--decode", "2"), 2, "give --yes"),
     ],
 )
@@ -89,7 +75,7 @@ def test_what_may_not_be_is_refused_with_its_own_code(
     cluster: Cluster, arguments: tuple[str, ...], code: int, message: str
 ) -> None:
     before = cluster.admin("/admin/v1/desired")
-    found, _, error = clusterctl(cluster, *arguments)
+    found, _, error = cluster.clusterctl(*arguments)
     assert (found, message in error) == (code, True), error
     assert cluster.admin("/admin/v1/desired") == before
 
@@ -111,7 +97,7 @@ def test_of_two_operators_one_wins_and_the_other_is_told(cluster: Cluster) -> No
     won = next(number for number, (status, _) in answers.items() if status == 200)
     lost = answers[1 - won][1]["error"]
     assert lost["code"] == "conflict"
-    assert "somebody else changed the desired state" in lost["message"]
+    assert "another client changed the desired state" in lost["message"]
     assert cluster.admin("/admin/v1/desired")["desired"] == proposals[won]["after"]
     assert _post(cluster, "", {"state": proposals[won]["after"]})[0] == 200, "the same again, as after a lost answer"
     changed(cluster, "scale", "--decode", "1")
@@ -120,7 +106,7 @@ def test_of_two_operators_one_wins_and_the_other_is_told(cluster: Cluster) -> No
 def test_what_happened_is_told_with_its_reason(cluster: Cluster) -> None:
     came = changed(cluster, "scale", "--decode", "2")["changes"][0]["worker_id"]
     went = changed(cluster, "scale", "--decode", "1")["changes"][0]["worker_id"]
-    code, out, _ = clusterctl(cluster, "events", "--last", "500", "-o", "json")
+    code, out, _ = cluster.clusterctl("events", "--last", "500", "-o", "json")
     assert code == 0
     rows = [json.loads(line) for line in out.splitlines()]
     kinds = [(row["event"], row["subject"]) for row in rows]
@@ -131,17 +117,17 @@ def test_what_happened_is_told_with_its_reason(cluster: Cluster) -> None:
 
 
 def test_pools_and_workers_are_listed_and_described(cluster: Cluster) -> None:
-    pools = json.loads(clusterctl(cluster, "get", "pools", "-o", "json")[1])["items"]
+    pools = json.loads(cluster.clusterctl("get", "pools", "-o", "json")[1])["items"]
     assert [(pool["name"], pool["count"], pool["ready"]) for pool in pools] == [
         ("prefill", 1, 1), ("decode", 1, 1), ("mixed", 0, 0),
     ]  # fmt: skip
-    workers = json.loads(clusterctl(cluster, "get", "workers", "-o", "json")[1])["items"]
+    workers = json.loads(cluster.clusterctl("get", "workers", "-o", "json")[1])["items"]
     assert [(row["state"], row["role"], row["wanted_role"]) for row in workers] == [
         ("ready", "decode", "decode"), ("ready", "prefill", "prefill"),
     ]  # fmt: skip
     name = workers[0]["worker"]
-    assert "prefill-0" in clusterctl(cluster, "get", "workers")[1]
-    one = json.loads(clusterctl(cluster, "describe", name, "-o", "json")[1])
+    assert "prefill-0" in cluster.clusterctl("get", "workers")[1]
+    one = json.loads(cluster.clusterctl("describe", name, "-o", "json")[1])
     assert (one["worker"], one["said"]["tp"]) == (name, 1)
     assert "ready" in [event["event"] for event in one["events"]]
 

@@ -1,7 +1,5 @@
 """A user's view of a running cluster: OpenAI's client, gRPC, exact accounting of transferred blocks."""
 
-from __future__ import annotations
-
 import json
 import time
 import urllib.request

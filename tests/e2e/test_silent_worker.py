@@ -1,13 +1,10 @@
 """A worker that hangs for good: events report it, it is started anew, and the planner goes on planning."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
-from pathlib import Path
 
-from tests.e2e.under_load import SETTINGS, clusterctl
+from tests.e2e.under_load import SETTINGS
 from tests.integration.worker.pair import MODEL
 from tools.running_cluster import Cluster, is_alive, running
 from tools.waiting import wait_for
@@ -22,7 +19,7 @@ interval_s = 0.5
 
 def told(cluster: Cluster, worker: str) -> list[str]:
     """Kinds of all events of a worker, oldest first."""
-    code, out, error = clusterctl(cluster, "events", "--last", "500", "-o", "json")
+    code, out, error = cluster.clusterctl("events", "--last", "500", "-o", "json")
     assert code == 0, error
     return [row["event"] for row in map(json.loads, out.splitlines()) if row["subject"] == worker]
 
@@ -33,10 +30,8 @@ def unsettled(cluster: Cluster) -> str | None:
     return None if word is None else str(word["unsettled"])
 
 
-def test_a_stopped_worker_is_told_of_killed_and_started_anew(tmp_path: Path) -> None:
-    file = tmp_path / "cluster.toml"
-    file.write_text("replace_silent_s = 1.0\n" + SETTINGS + PLANNER)
-    with running("--config", str(file), "--model", str(MODEL)) as cluster:
+def test_a_stopped_worker_is_told_of_killed_and_started_anew() -> None:
+    with running("--model", str(MODEL), config="replace_silent_s = 1.0\n" + SETTINGS + PLANNER) as cluster:
         wait_for(lambda: unsettled(cluster) == "", PATIENCE_S, "the planner sees all workers")
         first = cluster.pids()
         for pid in first["decode-0"]:
@@ -49,5 +44,4 @@ def test_a_stopped_worker_is_told_of_killed_and_started_anew(tmp_path: Path) -> 
         wait_for(lambda: unsettled(cluster) == "", PATIENCE_S, "the planner sees all workers again")
         kinds = told(cluster, "decode-0")
         assert kinds[-6:] == ["silent", "stopping", "exited", "restart_planned", "started", "ready"], kinds
-        status, answer = cluster.post("/v1/completions", {"model": MODEL.name, "prompt": "a b c", "max_tokens": 4})
-        assert status == 200, answer
+        cluster.complete("a b c", 4)

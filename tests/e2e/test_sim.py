@@ -1,36 +1,28 @@
 """`clusterctl up --engine sim`: an OpenAI request through the real cluster gives the oracle's tokens."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 import grpc
-import pytest
 from tokenizers import Tokenizer
 
 from tandem.engine.sim.arithmetic import expected_tokens
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc
+from tests.cluster_fixture import cluster_fixture
 from tests.integration.worker.pair import MODEL
-from tools.running_cluster import Cluster, running
+from tools.running_cluster import Cluster
 from tools.waiting import wait_for
 
 PROMPT = [(7 * k) % 3000 + 600 for k in range(150)]
 ORACLE = expected_tokens(PROMPT, 30, 4096, eos_token_ids=(1,))
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    flags = ("--engine", "sim", "--prefill", "2", "--decode", "2", "--disaggregation", "always")
-    with running(*flags, "--model", str(MODEL)) as cluster:
-        yield cluster
+cluster = cluster_fixture(
+    "--engine", "sim", "--prefill", "2", "--decode", "2", "--disaggregation", "always", "--model", str(MODEL)
+)
 
 
 def test_completions(cluster: Cluster) -> None:
-    body = {"model": "tandem-tiny", "prompt": PROMPT, "max_tokens": 30, "temperature": 0}
     for _ in range(4):  # cold, then over cached and half cached blocks of whichever workers are chosen
-        status, answer = cluster.post("/v1/completions", body)
-        assert status == 200, answer
+        answer = cluster.complete(PROMPT, 30)
         assert answer["choices"][0]["text"] == Tokenizer.from_file(str(MODEL / "tokenizer.json")).decode(ORACLE)
         assert answer["choices"][0]["finish_reason"] == "length"
         assert answer["usage"]["completion_tokens"] == 30

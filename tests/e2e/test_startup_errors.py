@@ -3,8 +3,6 @@
 Everything is real: `clusterctl up`, Redis, the router, the workers. Each broken model is a copy with one thing wrong.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os
@@ -173,7 +171,7 @@ def flip_gguf(path: Path) -> None:
 GGUF_FILES: list[tuple[str, Edit, tuple[str, ...]]] = [
     ("cut", cut_gguf, ("tiny.gguf cannot be read as GGUF", "it ends at", "Download the file again")),
     ("counts without end", flip_gguf, ("cannot be read as GGUF", "tensors")),
-    ("another format", lambda path: path.write_bytes(b"PK" * 100), ("is no GGUF file", "it begins with b'PKPK'")),
+    ("another format", lambda path: path.write_bytes(b"PK" * 100), ("is not a GGUF file", "it begins with b'PKPK'")),
     ("an unknown split of texts", lambda path: path.write_bytes(path.read_bytes().replace(b"gpt-2", b"gpt-9")),
      ("the router cannot start", "it is 'gpt-9'", "Put the model's tokenizer.json beside the file")),
 ]  # fmt: skip
@@ -193,7 +191,7 @@ def test_weights_that_are_no_numbers(intact: Path, tmp_path: Path, state: Path) 
     shutil.copytree(intact, folder)
     reweigh(lambda weights: weights["model.norm.weight"].fill_(float("nan")))(folder)
     line = refusal(state, "--model", str(folder), "--mixed", "1")
-    assert "mixed-0 cannot start: the model does not run here: the logits have no finite maximum" in line
+    assert "mixed-0 cannot start: the model cannot run here: the logits have no finite maximum" in line
 
 
 @pytest.mark.parametrize(
@@ -209,7 +207,7 @@ def test_weights_that_are_no_numbers(intact: Path, tmp_path: Path, state: Path) 
         (("--config", "/nowhere/cluster.toml"), ("cannot read the configuration", "Check the path")),
         (("--prefill-kv-memory", "much"), ("--prefill-kv-memory is 'much'", "256MiB")),
         (("--wire-codec-below", "slow"), ("--wire-codec-below is 'slow'", "such as")),
-        (("--redis", "redis.example"), ("no Redis URL", "redis://:password@host:port/0")),
+        (("--redis", "redis.example"), ("is not a Redis URL", "redis://:password@host:port/0")),
         # found by the router
         (("--host", "0.0.0.0"), ("--host is '0.0.0.0', and there is no API key", "clusterctl key create")),
         # found by the workers
@@ -282,7 +280,7 @@ def test_a_second_up_down_and_down_again(intact: Path, state: Path) -> None:
     assert f"cluster 'tandem' is running already: process {first.pid} holds" in err
     assert "clusterctl down --name tandem" in err
     assert err.count("\n") == 1
-    assert ended(clusterctl(state, "down"))[0] == 2, "nobody can be asked"
+    assert ended(clusterctl(state, "down"))[0] == 2, "cannot be confirmed"
     assert ended(clusterctl(state, "down", "--yes"))[:2] == (0, "stopped\n")
     code, out, err = ended(first)
     assert (code, err) == (0, ""), out

@@ -1,11 +1,8 @@
 """A traced cluster: one tree a call over real workers, with parts that add up to the client's waiting time."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -49,13 +46,9 @@ def receiver() -> Iterator[Receiver]:
 
 
 @pytest.fixture(scope="module", params=CASES)
-def traced(
-    request: pytest.FixtureRequest, receiver: Receiver, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[str, Cluster]]:
+def traced(request: pytest.FixtureRequest, receiver: Receiver) -> Iterator[tuple[str, Cluster]]:
     flags, text, _ = CASES[request.param]
-    path: Path = tmp_path_factory.mktemp("traced") / "cluster.toml"
-    path.write_text(f'[tracing]\nendpoint = "{receiver.url}"\n{text}')
-    with running("--config", str(path), *flags) as cluster:
+    with running(*flags, config=f'[tracing]\nendpoint = "{receiver.url}"\n{text}') as cluster:
         yield request.param, cluster
 
 

@@ -1,7 +1,5 @@
 """One cluster, two models: `[[models]]` in the configuration, workers of both, requests routed by name."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,12 +27,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     # Another revision: what a worker makes of the model's files differs.
     (other / "config.json").unlink()
     (other / "config.json").write_text((MODEL / "config.json").read_text() + "\n")
-    config = folder / "cluster.toml"
-    config.write_text(
+    config = (
         f'[model]\npath = "{MODEL}"\n[pools]\nprefill = 1\ndecode = 1\n[worker]\nengine = "sim"\n'
         f'[[models]]\npath = "{other}"\nserved_names = ["second", "alias"]\nprefill = 1\ndecode = 1\n'
     )
-    with running("--config", str(config), "--disaggregation", "always") as cluster:
+    with running("--disaggregation", "always", config=config) as cluster:
         wait_for(lambda: not cluster.status()["missing"], 30, "both models are served")
         yield cluster
 

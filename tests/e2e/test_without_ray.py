@@ -1,7 +1,5 @@
 """One machine needs no Ray: a cluster serves and goes down where `import ray` fails."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -32,15 +30,12 @@ def test_a_cluster_of_one_machine_serves_and_goes_down_without_ray(
     folder = tmp_path / "state"
     folder.mkdir()
     with started("--engine", "sim", "--threads", "1", "--model", str(MODEL), folder=folder) as cluster:
-        body = {"model": "tandem-tiny", "prompt": PROMPT, "max_tokens": 10, "temperature": 0}
-        status, answer = cluster.post("/v1/completions", body)
-        assert status == 200, answer
+        answer = cluster.complete(PROMPT, 10)
         assert answer["choices"][0]["text"] == Tokenizer.from_file(str(MODEL / "tokenizer.json")).decode(ORACLE)
         pids = [pid for worker in cluster.pids().values() for pid in worker]
         assert len(pids) >= 2
-        down = [sys.executable, "-m", "tandem.clusterctl", "down", "--yes", "--state-dir", str(folder)]
-        done = subprocess.run(down, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, done.stderr
+        code, _, error = cluster.clusterctl("down", "--yes")
+        assert code == 0, error
         assert cluster.process.wait(STOP_TIMEOUT_S) == 0, cluster.output + cluster.logs()
         wait_for(lambda: not [pid for pid in pids if is_alive(pid)])
         assert "this Ray is broken" not in cluster.output + cluster.logs()

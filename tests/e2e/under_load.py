@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Mapping
@@ -29,7 +27,6 @@ kv_memory_bytes = 33554432
 prefill_tokens_per_s = 4000.0
 decode_step_s = 0.01
 """
-COMMAND_S = 300.0
 _PATIENCE_S = 60.0
 
 
@@ -77,19 +74,10 @@ class ConstantLoad:
                 self.answers += 1
 
 
-def clusterctl(cluster: Cluster, *arguments: str) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error."""
-    command = [sys.executable, "-m", "tandem.clusterctl", *arguments, "--state-dir", str(cluster.folder)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=COMMAND_S, check=False, stdin=subprocess.DEVNULL
-    )
-    return done.returncode, done.stdout, done.stderr
-
-
 def changed(cluster: Cluster, *arguments: str) -> dict[str, Any]:
     """Run a command that changes the cluster and waits for it; return its document, which fits the schema of a
     Change."""
-    code, out, error = clusterctl(cluster, *arguments, "--yes", "-o", "json")
+    code, out, error = cluster.clusterctl(*arguments, "--yes", "-o", "json")
     assert code == 0, (arguments, code, error, cluster.logs())
     return checked(out, "Change")
 

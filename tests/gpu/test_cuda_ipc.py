@@ -4,8 +4,6 @@ The suite runs in one process, where an address stands for the driver's handle; 
 bench's pair open handles.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -21,10 +19,10 @@ pytest.importorskip("grpc")  # the suite's rig carries raw bytes for every trans
 from tandem.kernels.payload_checksum import payload_checksum
 from tandem.kvtransfer.transports.base import WINDOW_BYTES
 from tests.integration.kvtransfer.conformance import test_ends, test_hostile, test_lives, test_processes, test_wire
-from tests.integration.kvtransfer.conftest import any_rig, ticket_json, wait_until
+from tests.integration.kvtransfer.conftest import any_rig
 from tests.integration.kvtransfer.rig import Rig
 
-__all__ = ["any_rig", "ticket_json", "wait_until", "wired_rig"]
+__all__ = ["any_rig", "wired_rig"]
 wired_rig = test_wire.wired_rig
 for module in (test_ends, test_hostile, test_lives, test_processes, test_wire):
     for name, test in tuple(vars(module).items()):

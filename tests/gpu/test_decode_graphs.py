@@ -1,18 +1,15 @@
 """Decode steps replayed as CUDA graphs against the same steps launched kernel by kernel; what they ask of the host."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 import torch
 
 from tandem.core.sampling import SamplingParams
-from tandem.engine.choice_sampling import ChoiceSampling
 from tandem.engine.memory_plan import StepBounds
 from tandem.engine.runner import ModelRunner
-from tandem.engine.sampling_types import SampleRow
-from tandem.engine.step_batch import SeqSlice, StepBatch
+from tandem.engine.runner_protocol import SampleRow, SeqSlice, StepBatch
+from tandem.engine.sampling_state import ChoiceSampling
 
 BUNDLED = Path(__file__).resolve().parents[2] / "models" / "tandem-tiny"
 LENGTHS = [17, 5, 100, 64, 1, 48]

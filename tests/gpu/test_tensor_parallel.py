@@ -1,7 +1,5 @@
 """A model split over GPUs of this machine, one process each and NCCL between them, against one process on the CPU."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -5,8 +5,6 @@ with measured(loop) as cost:
 assert cost.longest_turn_s < LONGEST_TURN_S
 """
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import gc

@@ -5,8 +5,6 @@ most values, and pairs of values, that no chosen case has yet. `@pytest.mark.dra
 all tests with that name. `pytest --full` runs every case; `make proof NAME=matrices` does so for all with the mark.
 """
 
-from __future__ import annotations
-
 import os
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence

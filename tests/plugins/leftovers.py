@@ -5,8 +5,6 @@ its own. A keeper, `python -m tests.plugins.leftovers PID ID FOLDER`, waits for 
 it comes. Then it ends the processes that carry the id or name the folder on their command line, and removes it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

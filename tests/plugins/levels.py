@@ -1,7 +1,5 @@
 """Marks by folder, and what the levels of tests may do: a unit test starts no process unless it is marked `slow`."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

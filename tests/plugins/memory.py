@@ -3,8 +3,6 @@
 Python looks for cycles by the number of objects, and ten engines in cycles are few objects with gigabytes.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 from pathlib import Path

@@ -4,8 +4,6 @@ together. Tests of a file keep their order. Unit tests that took long are marked
 `make test-times` writes `durations.json`. A file that it does not know counts as the median.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 from pathlib import Path

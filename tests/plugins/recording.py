@@ -5,8 +5,6 @@ One JSON object a line: `{"test": …}` for each test and `{"fixture": …}` for
 seconds, memory in MiB. `tools/test_times.py` makes the tables of docs/testing.md from such files.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import resource

@@ -4,8 +4,6 @@ The same commit draws the same cases on every machine, and the next commit draws
 the seed, and with it a failure is repeated.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -6,8 +6,6 @@ environment, descriptors, folder, group, limits and signals that it would have h
 starts processes itself gets a template of its own, forked before it begins. Linux on x86-64 with glibc only.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import ctypes

@@ -4,8 +4,6 @@ The message: 4 bytes of length, with the descriptors as SCM_RIGHTS, then a `Star
 of the new process.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import socket

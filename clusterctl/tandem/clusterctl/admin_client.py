@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -14,7 +13,7 @@ import httpx
 
 from tandem.clusterctl.paths import find_state
 from tandem.core.errors import AuthError, ConfigError, InternalError, UnavailableError, from_code
-from tandem.core.paths import expand_user
+from tandem.core.files import expand_user
 
 _TIMEOUT_S = 10.0
 _POLL_S = 0.1
@@ -60,9 +59,7 @@ class AdminClient:
     def __enter__(self) -> AdminClient:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._http.close()
 
     def status(self) -> dict[str, Any]:
@@ -191,7 +188,7 @@ class AdminClient:
                 todo="Check that it runs, or say where it is with --endpoint",
             ) from error
         except UnicodeEncodeError as error:  # the command line was not
-            raise ConfigError("cannot send what was given", why="it is no UTF-8 text") from error
+            raise ConfigError("cannot send the given text", why="it is not UTF-8 text") from error
         if answer.status_code == httpx.codes.UNAUTHORIZED:
             raise AuthError(f"{self.endpoint} refuses the admin key", todo="Name its key with --admin-key-file")
         if answer.is_error:

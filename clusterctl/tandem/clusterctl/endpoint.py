@@ -9,10 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
+from tandem.clusterctl.flags import Name, StateFolder
 from tandem.clusterctl.paths import find_state
 from tandem.core.config import DEFAULT_CLUSTER
 from tandem.core.errors import AuthError, ConfigError, UnavailableError
-from tandem.core.paths import expand_user
+from tandem.core.files import expand_user
 
 KEY_TODO = "Name its file with --api-key-file"
 _MODELS_TIMEOUT_S = 10.0
@@ -23,12 +24,12 @@ class EndpointFlags:
     """Flags that choose the endpoint, its model, and the key."""
 
     url: Annotated[str, typer.Option(help="An OpenAI endpoint. Without it, the cluster that runs here.")] = ""
-    model: Annotated[str, typer.Option(help="Model to ask for. Without it, the first that is served.")] = ""
+    model: Annotated[str, typer.Option(help="Served model. Without it, the first one.")] = ""
     api_key_file: Annotated[
         str, typer.Option("--api-key-file", "--key-file", help="File with the API key [env: OPENAI_API_KEY].")
     ] = ""
-    name: Annotated[str, typer.Option(help="Which cluster, if several run here.")] = DEFAULT_CLUSTER
-    state_dir: Annotated[str, typer.Option(help="Where clusters keep their state [env: TANDEM_STATE_DIR].")] = ""
+    name: Name = DEFAULT_CLUSTER
+    state_dir: StateFolder = ""
 
     def address(self) -> str:
         """Return the endpoint's URL; UnavailableError where none is named and no cluster of that name runs here."""
@@ -63,7 +64,7 @@ def first_model(url: str, headers: dict[str, str], tls: ssl.SSLContext | None) -
     try:
         answer = httpx.get(place, headers=headers, timeout=_MODELS_TIMEOUT_S, trust_env=False, verify=tls or True)
         if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-            raise AuthError(f"{place} wants an API key", todo=KEY_TODO)
+            raise AuthError(f"{place} requires an API key", todo=KEY_TODO)
         answer.raise_for_status()
         return str(_models(answer.json())[0])
     except (httpx.HTTPError, httpx.InvalidURL) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -12,17 +13,23 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from tandem.core.config import DEFAULT_CLUSTER
+from tandem.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from tandem.clusterctl.admin_client import AdminClient
+
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_DURATION = re.compile(r"([0-9]{1,9})([smhd])")
+Name = Annotated[str, typer.Option(help="Name of the cluster, if several run here.")]
+StateFolder = Annotated[str, typer.Option(help="Where clusters keep their state [env: TANDEM_STATE_DIR].")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
     """Flags that choose a cluster, and how to reach it."""
 
-    name: Annotated[str, typer.Option(help="Which cluster, if several run here.")] = DEFAULT_CLUSTER
-    state_dir: Annotated[str, typer.Option(help="Where clusters keep their state [env: TANDEM_STATE_DIR].")] = ""
+    name: Name = DEFAULT_CLUSTER
+    state_dir: StateFolder = ""
     endpoint: Annotated[str, typer.Option(help="Admin port of a cluster elsewhere, like http://127.0.0.1:8002.")] = ""
     admin_key_file: Annotated[str, typer.Option(help="File with the admin key.")] = ""
 
@@ -78,3 +85,15 @@ def _fields(flags: type[Any]) -> list[inspect.Parameter]:
         inspect.Parameter(field.name, kind, default=field.default, annotation=types[field.name])
         for field in dataclasses.fields(flags)
     ]
+
+
+def check_positive(flag: str, value: float, unit: str = "") -> None:
+    """Raise ConfigError unless the value of a flag is above 0."""
+    if not value > 0:
+        raise ConfigError(f"{flag} is {value:g}", todo=f"Use more than 0 {unit}".rstrip())
+
+
+def duration_s(text: str) -> int | None:
+    """Parse `30d`, `12h`, `45m` or `90s` to seconds; None if it is none of them."""
+    match = _DURATION.fullmatch(text)
+    return int(match[1]) * _UNITS_S[match[2]] if match is not None else None

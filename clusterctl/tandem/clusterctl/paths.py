@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tandem.controlplane.environment import Environment
 from tandem.controlplane.state_dir import StateDir
-from tandem.core.paths import expand_user
+from tandem.core.files import expand_user
 
 
 def find_state(name: str, state_dir: str) -> StateDir:

@@ -139,21 +139,11 @@ class ChildProcess:
 
     def last_line(self) -> str:
         """Return the last line that it wrote to its log, empty if none."""
-        try:
-            with self._log_file.open("rb") as log:
-                log.seek(max(self._log_start, self._log_file.stat().st_size - 8192))
-                lines = log.read().decode(errors="replace").split("\n")
-        except OSError:
-            return ""
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return last_line(self._log_file, self._log_start)
 
     def end_reason(self, code: int) -> str:
         """Return in one line why it ended with `code`."""
-        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-        last = self.last_line()
-        return (
-            f"{how}; its last line: {last[:300]} (log: {self._log_file})" if last else f"{how} (log: {self._log_file})"
-        )
+        return end_reason(code, self._log_file, self._log_start)
 
     def _send(self, stdin: int) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -193,6 +183,24 @@ def _discard(process: subprocess.Popen[bytes]) -> None:
     for stream in (process.stdin, process.stdout):
         if stream is not None:
             stream.close()
+
+
+def last_line(log_file: Path, start: int) -> str:
+    """Return the last line of a log behind position `start`, empty if none."""
+    try:
+        with log_file.open("rb") as log:
+            log.seek(max(start, log_file.stat().st_size - 8192))
+            lines = log.read().decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def end_reason(code: int, log_file: Path, log_start: int, where: str = "") -> str:
+    """Return in one line why a process with that log ended with `code`."""
+    how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+    last, log = last_line(log_file, log_start), f"(log: {log_file}{where})"
+    return f"{how}; its last line: {last[:300]} {log}" if last else f"{how} {log}"
 
 
 def message_in(line: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import functools
 import os
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +17,29 @@ import httpx
 from tandem.controlplane.controller import Controller
 from tandem.controlplane.environment import Environment
 from tandem.controlplane.event_log import EventLog
-from tandem.controlplane.initial_state import InitialState, begin
-from tandem.controlplane.kuberay.sizer import RayClusterSizer
+from tandem.controlplane.initial_state import begin
+from tandem.controlplane.kuberay_autoscaler.sizer import RayClusterSizer
 from tandem.controlplane.launcher import Launcher, WorkerProgress, WorkerReport, WorkerSpec
-from tandem.controlplane.live_planner import LivePlanner, planner_of
+from tandem.controlplane.live_planner import planner_of
 from tandem.controlplane.open_launcher import opened
 from tandem.controlplane.prog_name import called
 from tandem.controlplane.ray.launcher import RayLauncher
 from tandem.controlplane.redis_server import ClusterRedis
-from tandem.controlplane.registry_control import RegistryControlClient
+from tandem.controlplane.registered_workers import RegisteredWorkers
 from tandem.controlplane.resolve import ResolvedCluster
 from tandem.controlplane.revisions import revised
 from tandem.controlplane.router_process import RouterProcess, router_config
 from tandem.controlplane.signals import EXIT_KILLED, Signals
 from tandem.controlplane.state_dir import Context, HeldState
-from tandem.controlplane.worker_control import WorkerControl
-from tandem.controlplane.worker_status import WorkerPhase
+from tandem.controlplane.supervised_worker import WorkerPhase
+from tandem.controlplane.worker_control import WorkerControlClient
 from tandem.core.clock import MonotonicClock
 from tandem.core.config import Anonymous, RouterConfig, WorkerConfig
 from tandem.core.desired import DesiredWorker, Pool, Revision
 from tandem.core.errors import StartupError
 from tandem.core.events import FOR_A_PLACE, ClusterEvent, EventKind
 from tandem.core.secret import ClusterSecret
-from tandem.router.server.ready_file import Ready
+from tandem.router.server.registration import Ready
 from tandem.statestore.connection import connect
 from tandem.statestore.keys import Keys
 from tandem.statestore.stores.desired import DesiredStateStore
@@ -98,73 +99,58 @@ class RunningCluster:
             stopped.cancel()
 
     async def _run(self, ready_timeout_s: float) -> None:
-        redis = await connect(self._redis.url)
+        redis, keys, clock = await connect(self._redis.url), Keys(self._name), MonotonicClock()
         self._say("redis", "answers")
         try:
-            store = DesiredStateStore(redis, Keys(self._name))
+            store = DesiredStateStore(redis, keys)
             beginning = await begin(store, self._resolved.desired, as_configured=self._as_configured)
-            events = EventLog(ClusterEventStore(redis, Keys(self._name)), on_event=self._show)
-            control = WorkerControl(ClusterSecret.load(self._held.state.secret_file))
-            steering = RegistryControlClient(redis, Keys(self._name), control)
+            events = EventLog(ClusterEventStore(redis, keys), on_event=self._show)
+            registered = RegisteredWorkers(redis, keys)
             planner = planner_of(self._resolved, redis, events)
-            await self._start(store, beginning, events, steering, planner, ready_timeout_s)
+            router = RouterProcess(
+                self._router_config(),
+                held=self._held,
+                environment=self._environment,
+                events=events,
+                clock=clock,
+                command=self._router_command,
+            )
+            async with self._launcher() as launcher:
+                controller = Controller(
+                    launcher=launcher,
+                    desired=store,
+                    make_spec=self._worker_spec,
+                    events=events,
+                    clock=clock,
+                    on_report=self._show_report,
+                    client=WorkerControlClient(ClusterSecret.load(self._held.state.secret_file), registered.address_of),
+                    is_continued=beginning.is_continued,
+                    replace_silent_s=self._resolved.config.replace_silent_s,
+                )
+                events.record(EventKind.CLUSTER_STARTED, self._name, f"`up` in process {os.getpid()}")
+                if beginning.kind is not None:
+                    events.record(beginning.kind, self._name, beginning.reason)
+                following = functools.partial(registered.run, controller.look_again)
+                beside: list[Run] = [events.run, following, *([planner.run] if planner is not None else [])]
+                try:
+                    beside += self._sizing(launcher, store, registered)
+                    await self._serve(controller, router, events, beside, ready_timeout_s)
+                finally:
+                    events.record(EventKind.CLUSTER_STOPPING, self._name, "`up` ends")
+                    try:
+                        await router.stop(grace_s=self._router_grace_s, hurry=self._hurry)
+                    finally:
+                        await controller.shutdown()
+                        await events.flush()
         finally:
             await redis.aclose()
 
-    async def _start(
-        self,
-        store: DesiredStateStore,
-        beginning: InitialState,
-        events: EventLog,
-        steering: RegistryControlClient,
-        planner: LivePlanner | None,
-        ready_timeout_s: float,
-    ) -> None:
-        clock = MonotonicClock()
-        router = RouterProcess(
-            self._router_config(),
-            held=self._held,
-            environment=self._environment,
-            events=events,
-            clock=clock,
-            command=self._router_command,
-        )
-        async with opened(
-            self._resolved.config,
-            self._held,
-            self._environment,
-            command=self._worker_command,
-            hurry=self._hurry,
-            say=self._say,
-        ) as launcher:
-            controller = Controller(
-                launcher=launcher,
-                desired=store,
-                make_spec=self._worker_spec,
-                events=events,
-                clock=clock,
-                on_report=self._show_report,
-                steering=steering,
-                is_continued=beginning.is_continued,
-                replace_silent_s=self._resolved.config.replace_silent_s,
-            )
-            events.record(EventKind.CLUSTER_STARTED, self._name, f"`up` in process {os.getpid()}")
-            if beginning.kind is not None:
-                events.record(beginning.kind, self._name, beginning.reason)
-            try:
-                steered = functools.partial(steering.run, controller.look_again)
-                beside: list[Run] = [events.run, steered, *([planner.run] if planner is not None else [])]
-                beside += self._sizing(launcher, store, steering)
-                await self._serve(controller, router, events, beside, ready_timeout_s)
-            finally:
-                events.record(EventKind.CLUSTER_STOPPING, self._name, "`up` ends")
-                try:
-                    await router.stop(grace_s=self._router_grace_s, hurry=self._hurry)
-                finally:
-                    await controller.shutdown()
-                    await events.flush()
+    def _launcher(self) -> AbstractAsyncContextManager[Launcher]:
+        command, say = self._worker_command, self._say
+        config, held, environment = self._resolved.config, self._held, self._environment
+        return opened(config, held, environment, command=command, hurry=self._hurry, say=say)
 
-    def _sizing(self, launcher: Launcher, store: DesiredStateStore, steering: RegistryControlClient) -> list[Run]:
+    def _sizing(self, launcher: Launcher, store: DesiredStateStore, registered: RegisteredWorkers) -> list[Run]:
         """Return the tasks that keep the RayCluster at the needed size, if there is one that is ours to resize."""
         section = self._resolved.config.ray.raycluster
         if not section.name or not isinstance(launcher, RayLauncher):
@@ -173,7 +159,7 @@ class RunningCluster:
             section,
             load=store.load,
             started=lambda: launcher.nodes,
-            hosts=lambda: steering.hosts,
+            hosts=lambda: registered.hosts,
             clock=MonotonicClock(),
             say=self._say,
         )
@@ -320,8 +306,8 @@ def _access(addresses: Ready, anonymous: Anonymous) -> str:
     if not addresses.is_open:
         return f"access needs an API key; `{called()} key create --tenant NAME` makes one"
     if anonymous is Anonymous.ALWAYS:
-        return "access for everybody, with --anonymous always"
-    return f"access for everybody on this machine; the first `{called()} key create --tenant NAME` ends that"
+        return "access without an API key, from anywhere (--anonymous always)"
+    return f"access without an API key from this machine; the first `{called()} key create --tenant NAME` ends that"
 
 
 async def _wait_until_serving(base_url: str, missing: list[str]) -> None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from tandem.controlplane.control_interface import Look, WorkerControlClient
-from tandem.controlplane.reconcile import Action, ActionKind, ObservedPhase
-from tandem.controlplane.worker_status import WorkerStatus
+from tandem.controlplane.reconcile import Action, ActionKind
+from tandem.controlplane.supervised_worker import WorkerStatus
+from tandem.controlplane.worker_control import WorkerControlClient, WorkerLook
 from tandem.core.backoff import RestartBackoff
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
 from tandem.core.events import EventKind, EventSink
+from tandem.core.state_enums import WorkerState
 from tandem.core.timeout_scale import patient
 
 SILENT_S = patient(5.0)
@@ -28,14 +29,14 @@ class ControlOrders:
 
     def __init__(
         self,
-        steering: WorkerControlClient,
+        client: WorkerControlClient,
         events: EventSink,
         clock: Clock,
         on_end: Callable[[], None],
         *,
         replace_silent_s: float = 0.0,
     ) -> None:
-        self._steering, self._events, self._clock, self._on_end = steering, events, clock, on_end
+        self._client, self._events, self._clock, self._on_end = client, events, clock, on_end
         self._replace_silent_s = replace_silent_s
 
     async def look(self, slots: Iterable[WorkerStatus]) -> None:
@@ -45,7 +46,7 @@ class ControlOrders:
     def order(self, slot: WorkerStatus, action: Action, deadline_s: float) -> None:
         """Begin to send a worker its order."""
         self._events.record(_TOLD[action.deed], slot.worker_id, action.reason)
-        slot.step = asyncio.create_task(self._steer(slot, action, deadline_s))
+        slot.step = asyncio.create_task(self._send(slot, action, deadline_s))
 
     def is_lost(self, slot: WorkerStatus) -> bool:
         """True if a worker has been silent for too long to be waited for."""
@@ -57,7 +58,7 @@ class ControlOrders:
         is_stale = slot.step is not None  # it may report the time before that order
         try:
             async with asyncio.timeout(LOOK_TIMEOUT_S):
-                said = await self._steering.look(slot.worker_id)
+                said = await self._client.look(slot.worker_id)
             self._note_heard(slot)
             if not is_stale:
                 slot.said = said
@@ -74,7 +75,7 @@ class ControlOrders:
             slot.silent_at_s = self._clock.now_s()
             after_s = self._replace_silent_s
             then = f"if that lasts {after_s:g} s more, it is started anew" if after_s else "it is not replaced"
-            self._events.record(EventKind.SILENT, slot.worker_id, f"nothing is heard of it for {SILENT_S:g} s; {then}")
+            self._events.record(EventKind.SILENT, slot.worker_id, f"it has not answered for {SILENT_S:g} s; {then}")
 
     def _note_heard(self, slot: WorkerStatus) -> None:
         now_s = self._clock.now_s()
@@ -82,9 +83,9 @@ class ControlOrders:
             self._events.record(EventKind.HEARD, slot.worker_id, f"again, after {now_s - slot.heard_s:.0f} s")
         slot.heard_s, slot.is_missed, slot.silent_at_s = now_s, False, None
 
-    def _note_flip(self, slot: WorkerStatus, said: Look) -> None:
+    def _note_flip(self, slot: WorkerStatus, said: WorkerLook) -> None:
         """Record that a flip ordered here has ended, well or not."""
-        if slot.is_flipping and said.target is None and said.state == ObservedPhase.READY:
+        if slot.is_flipping and said.target is None and said.state is WorkerState.READY:
             slot.is_flipping = False
             if said.flip_failure:
                 self._put_off(slot, ActionKind.BECOME, said.flip_failure)
@@ -92,15 +93,15 @@ class ControlOrders:
                 slot.steps = RestartBackoff(self._clock)
                 self._events.record(EventKind.FLIPPED, slot.worker_id, f"it serves as {said.role}")
 
-    async def _steer(self, slot: WorkerStatus, action: Action, deadline_s: float) -> None:
+    async def _send(self, slot: WorkerStatus, action: Action, deadline_s: float) -> None:
         try:
             async with asyncio.timeout(STEP_TIMEOUT_S):
                 if action.deed is ActionKind.DRAIN:
-                    await self._steering.drain(slot.worker_id, deadline_s)
+                    await self._client.drain(slot.worker_id, deadline_s)
                 elif action.deed is ActionKind.UNCORDON:
-                    await self._steering.uncordon(slot.worker_id)
+                    await self._client.uncordon(slot.worker_id)
                 elif action.member is not None:
-                    await self._steering.become(slot.worker_id, action.member.role, deadline_s)
+                    await self._client.become(slot.worker_id, action.member.role, deadline_s)
                     slot.is_flipping = True
         except (TandemError, TimeoutError) as error:
             self._put_off(slot, action.deed, error.message if isinstance(error, TandemError) else "no answer")

@@ -16,7 +16,6 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
-from tandem.controlplane.control_interface import WorkerControlClient
 from tandem.controlplane.control_orders import SILENT_S, ControlOrders
 from tandem.controlplane.launcher import (
     Launcher,
@@ -29,7 +28,8 @@ from tandem.controlplane.launcher import (
 )
 from tandem.controlplane.reconcile import Action, ActionKind, ObservedPhase, ObservedWorker, plan
 from tandem.controlplane.rollout_controller import DEATHS_THAT_COUNT, Rolling, is_rolling
-from tandem.controlplane.worker_status import RUNS, WorkerPhase, WorkerStatus
+from tandem.controlplane.supervised_worker import RUNS, WorkerPhase, WorkerStatus
+from tandem.controlplane.worker_control import WorkerControlClient
 from tandem.core.backoff import FIRST_S, RestartBackoff
 from tandem.core.clock import Clock
 from tandem.core.desired import DesiredState, DesiredWorker, Pool, Revision
@@ -77,7 +77,7 @@ class Controller:
         events: EventSink,
         clock: Clock,
         on_report: Callable[[WorkerReport], None] = lambda report: None,
-        steering: WorkerControlClient | None = None,
+        client: WorkerControlClient | None = None,
         is_continued: bool = False,
         replace_silent_s: float = 0.0,
         following: PodFollower | None = None,
@@ -90,10 +90,10 @@ class Controller:
         self._slots: dict[WorkerId, WorkerStatus] = {}
         self._state: DesiredState | None = None
         self._changed = asyncio.Event()
-        self._steersman: ControlOrders | None = None
-        if steering is not None:
+        self._orders: ControlOrders | None = None
+        if client is not None:
             ended = self._changed.set
-            self._steersman = ControlOrders(steering, events, clock, ended, replace_silent_s=replace_silent_s)
+            self._orders = ControlOrders(client, events, clock, ended, replace_silent_s=replace_silent_s)
         self._settled = asyncio.Event()
         self._stops: dict[WorkerId, asyncio.Task[None]] = {}
         self._waits: dict[WorkerId, str] = {}
@@ -160,7 +160,7 @@ class Controller:
         self._forget(state, running)
         seen = [self._seen(slot, running[name]) for name, slot in self._slots.items() if name in running]
         held = {name for name, slot in self._slots.items() if self._is_held(slot, name in running)}
-        made = plan(state, seen, held=held, can_steer=self._steersman is not None)
+        made = plan(state, seen, held=held, can_steer=self._orders is not None)
         for action in made.actions:
             await self._do(action, state)
         self._note_waits(made.waits)
@@ -191,9 +191,9 @@ class Controller:
         return WorkerStatus(worker_id, RestartBackoff(self._clock), RestartBackoff(self._clock))
 
     async def _look(self, running: Collection[WorkerId]) -> None:
-        if self._steersman is not None:
+        if self._orders is not None:
             slots = self._slots.items()
-            await self._steersman.look(
+            await self._orders.look(
                 [slot for name, slot in slots if slot.phase is WorkerPhase.READY and name in running]
             )
 
@@ -201,7 +201,7 @@ class Controller:
         said, role = slot.said, worker.role
         if slot.phase is not WorkerPhase.READY:
             life = ObservedPhase.STARTING if slot.phase is WorkerPhase.STARTING else ObservedPhase.STOPPING
-        elif self._steersman is None:
+        elif self._orders is None:
             life = ObservedPhase.READY
         elif said is None:
             life = ObservedPhase.SILENT
@@ -224,7 +224,7 @@ class Controller:
             return slot.start_at_s > now_s
         has_ended = slot.phase in RUNS and not is_running  # its end will be reported in a moment
         is_unheard = slot.said is None and now_s - slot.heard_s <= SILENT_S
-        if slot.phase is WorkerPhase.READY and self._steersman is not None and is_unheard:
+        if slot.phase is WorkerPhase.READY and self._orders is not None and is_unheard:
             return True
         return has_ended or slot.phase is WorkerPhase.FAILED or slot.step is not None or slot.step_at_s > now_s
 
@@ -250,9 +250,9 @@ class Controller:
             await self._start(action.member, state, action.reason)
         elif action.deed is ActionKind.STOP:
             self._begin_stop(self._slots[action.worker_id], action.reason, STOP_GRACE_S)
-        elif self._steersman is not None:
+        elif self._orders is not None:
             deadline_s = state.drain_deadline_of(action.worker_id)
-            self._steersman.order(self._slots[action.worker_id], action, deadline_s)
+            self._orders.order(self._slots[action.worker_id], action, deadline_s)
 
     async def _start(self, member: DesiredWorker, state: DesiredState, reason: str) -> None:
         pool = state.pool(member.pool)
@@ -286,8 +286,8 @@ class Controller:
             why = ""
             if slot.phase is WorkerPhase.STARTING and slot.started_at_s + START_TIMEOUT_S <= now_s:
                 why = f"it did not get ready within {START_TIMEOUT_S:g} s"
-            elif slot.phase is WorkerPhase.READY and self._steersman is not None and self._steersman.is_lost(slot):
-                why = f"nothing is heard of it for {now_s - slot.heard_s:.0f} s"
+            elif slot.phase is WorkerPhase.READY and self._orders is not None and self._orders.is_lost(slot):
+                why = f"it has not answered for {now_s - slot.heard_s:.0f} s"
             if why:
                 slot.phase = WorkerPhase.HANGING
                 self._stop(slot, why, grace_s=0.0)
@@ -412,7 +412,7 @@ class Controller:
         due += [slot.started_at_s + START_TIMEOUT_S for slot in slots if slot.phase is WorkerPhase.STARTING]
         now_s = self._clock.now_s()
         due += [slot.step_at_s for slot in slots if slot.step_at_s > now_s]
-        if self._steersman is not None:
+        if self._orders is not None:
             due.append(now_s + self._look_every_s)
         return max(0.0, min(due) - now_s) if due else None
 

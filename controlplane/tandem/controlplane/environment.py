@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.controlplane.named_models import MODELS_DIR
+from tandem.controlplane.model_catalog import MODELS_DIR
 from tandem.core.errors import ConfigError
-from tandem.core.paths import unwritable
+from tandem.core.files import unwritable
 from tandem.engine.memory_plan import free_host_bytes
 
 LOG_FORMAT = "TANDEM_LOG_FORMAT"
@@ -19,6 +19,9 @@ _WISHES = {
     # Pages of 2 MiB from the first touch on, where the system leaves that to processes: 2 GiB of weights pack in half
     # the time of first touching half a million small pages and then moving them together.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+    # About 0.2 ms of waiting awake for the next part of a step, then asleep ("passive" alone sleeps at once): a step of
+    # a small model has hundreds of parts, and each sleep costs a wake-up.
+    "GOMP_SPINCOUNT": "20000",
     # A child has no terminal: at a `breakpoint()` in its code, pdb would end it.
     "PYTHONBREAKPOINT": "tandem.core.breakpoints.stand",
 }

@@ -50,7 +50,7 @@ async def begin(
             return _kept(found, wanted)
         if await store.save(wanted, found.version, configured=configured):
             return _replaced(found, wanted, why)
-    raise StartupError("cannot write the desired state", why="somebody else keeps changing it", todo="Try again")
+    raise StartupError("cannot write the desired state", why="another writer keeps changing it", todo="Try again")
 
 
 def _why_not_kept(found: Recorded, configured: DesiredState) -> str:

@@ -10,16 +10,15 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.controlplane import gpu_memory
+from tandem.controlplane import gpu_free_check
 from tandem.core.config import SIM_KV_BYTES, WorkerSection
 from tandem.core.errors import StartupError
 from tandem.core.gguf.model_files import GgufModel, is_gguf
 from tandem.core.kv_layout import DTYPE_BYTES
 from tandem.engine.memory_plan import AutomaticKV, StepBounds, plan_memory
-from tandem.engine.model_config import ModelConfig, read_model_config
+from tandem.engine.model_config import ModelConfig, read_model_config, tp_refusal
 from tandem.engine.model_source import weight_files
 from tandem.engine.pool_plan import context_length, human_size, kv_layout, kv_tokens, plan_blocks
-from tandem.engine.tp_checks import tp_refusal
 
 _QUANTISED_BYTES = {"int8": 1.0, "int4": 0.5}
 
@@ -85,7 +84,7 @@ def kv_plan(model_dir: Path, settings: WorkerSection, *, dtype: str, quantize: s
 
 
 def _may_have_gpu(settings: WorkerSection) -> bool:
-    return settings.device == "cuda" or (settings.device == "auto" and gpu_memory.can_tell())
+    return settings.device == "cuda" or (settings.device == "auto" and gpu_free_check.can_tell())
 
 
 def _weight_bytes(model_dir: Path, model: ModelConfig, dtype: str, quantize: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -9,7 +10,7 @@ from typing import Any, Protocol
 from tandem.core.config import WorkerConfig
 from tandem.core.events import FOR_A_PLACE
 from tandem.core.ids import WorkerId
-from tandem.core.lifecycle import RoleName
+from tandem.core.state_enums import RoleName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,3 +110,24 @@ class Launcher(Protocol):
 
     def watch(self) -> AsyncIterator[WorkerReport]:
         """Yield every report in order, for one reader, for as long as it reads."""
+
+
+class LauncherBase:
+    """The reports of a launcher, for one reader."""
+
+    def __init__(self) -> None:
+        self._reports: asyncio.Queue[WorkerReport] = asyncio.Queue()
+
+    async def watch(self) -> AsyncIterator[WorkerReport]:
+        while True:
+            yield await self._reports.get()
+
+    def _pass_on(self, worker_id: WorkerId, said: Mapping[str, Any]) -> bool:
+        """Report the progress or readiness in a message of a worker; True if it is ready."""
+        if "progress" in said:
+            self._reports.put_nowait(WorkerProgress(worker_id, str(said["progress"])))
+        elif "ready" in said:
+            details = said["ready"] if isinstance(said["ready"], dict) else {}
+            self._reports.put_nowait(WorkerReady(worker_id, details))
+            return True
+        return False

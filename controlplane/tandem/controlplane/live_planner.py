@@ -27,9 +27,9 @@ from tandem.core.desired import DesiredState
 from tandem.core.desired_changes import ChangeKind, changes, with_scale
 from tandem.core.errors import ConfigError, ConflictError, TandemError
 from tandem.core.events import MAX_EVENTS, EventKind, EventSink
-from tandem.core.lifecycle import RoleName
 from tandem.core.logs import event
 from tandem.core.prefill_queue import QueueRules
+from tandem.core.state_enums import RoleName
 from tandem.statestore.keys import Keys
 from tandem.statestore.stores.desired import DesiredStateStore
 from tandem.statestore.stores.events import ClusterEventStore
@@ -147,7 +147,7 @@ class LivePlanner:
             after = replace(with_scale(state, counts, loads(every), model=self._model), version=state.version + 1)
             deeds = changes(state, after)
             if wanted.total <= decision.current.total and any(one.deed is ChangeKind.START for one in deeds):
-                raise ConflictError("it takes another start", why="nobody can change its role without a gap")
+                raise ConflictError("it takes another start", why="no worker can change its role without a gap")
             done = ", ".join(f"{one.worker_id} {one.deed} {one.detail}".rstrip() for one in deeds)
             what = f"{step}, because {decision.reason}; version {after.version}: {done}"
             self._unsure = after, what
@@ -157,7 +157,7 @@ class LivePlanner:
             self._tell(EventKind.PLAN_DENIED, step, error.message)
             return
         if not is_saved:
-            self._record(EventKind.PLAN_DENIED, f"{step}, somebody else changed the desired state meanwhile, and won")
+            self._record(EventKind.PLAN_DENIED, f"{step}, another writer changed the desired state first")
             return
         self._version = after.version
         self._record(EventKind.PLAN_ACTED, what)
@@ -246,11 +246,5 @@ def _figures(decision: Decision, seen: Observation) -> dict[str, Any]:
 def _forecast(one: Forecast | None) -> dict[str, Any] | None:
     if one is None:
         return None
-    return {
-        "split": str(one.split),
-        "attained": round(one.attained, 4),
-        "goodput_per_s": round(one.goodput_per_s, 3),
-        "ttft_p90_s": round(one.ttft_p90_s, 4),
-        "itl_p90_s": round(one.itl_p90_s, 5),
-        "prefill_busy": round(one.prefill_busy, 3),
-    }
+    digits = {"attained": 4, "goodput_per_s": 3, "ttft_p90_s": 4, "itl_p90_s": 5, "prefill_busy": 3}
+    return {"split": str(one.split), **{name: round(getattr(one, name), count) for name, count in digits.items()}}

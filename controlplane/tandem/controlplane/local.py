@@ -7,21 +7,13 @@ import dataclasses
 import importlib.metadata
 import logging
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
-from types import TracebackType
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tandem.controlplane import gpu_memory
+from tandem.controlplane import gpu_free_check
 from tandem.controlplane.child_process import ChildProcess, message_in
 from tandem.controlplane.environment import NATIVE_CACHE, Environment
-from tandem.controlplane.launcher import (
-    RunningWorker,
-    WorkerExited,
-    WorkerProgress,
-    WorkerReady,
-    WorkerReport,
-    WorkerSpec,
-)
+from tandem.controlplane.launcher import LauncherBase, RunningWorker, WorkerExited, WorkerProgress, WorkerSpec
 from tandem.controlplane.state_dir import HeldState
 from tandem.core.ids import WorkerId
 from tandem.core.logs import event
@@ -31,7 +23,7 @@ log = logging.getLogger(__name__)
 WORKER_COMMAND = (sys.executable, "-m", "tandem.worker")
 
 
-class LocalLauncher:
+class LocalLauncher(LauncherBase):
     """A launcher for this machine. `async with` it: leaving kills the remaining workers."""
 
     def __init__(
@@ -41,8 +33,9 @@ class LocalLauncher:
         *,
         command: Sequence[str] = WORKER_COMMAND,
         hurry: asyncio.Event | None = None,
-        gpu_wait_s: float = gpu_memory.WAIT_S,
+        gpu_wait_s: float = gpu_free_check.WAIT_S,
     ) -> None:
+        super().__init__()
         self._held, self._environment, self._command, self._hurry = held, environment, tuple(command), hurry
         self._gpu_wait_s = gpu_wait_s
         self._placings: dict[WorkerId, asyncio.Task[None]] = {}
@@ -51,14 +44,11 @@ class LocalLauncher:
         self._children: dict[WorkerId, ChildProcess] = {}
         self._running: dict[WorkerId, RunningWorker] = {}
         self._followers: dict[WorkerId, asyncio.Task[None]] = {}
-        self._reports: asyncio.Queue[WorkerReport] = asyncio.Queue()
 
     async def __aenter__(self) -> LocalLauncher:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for worker_id in list(self._placings):
             await self.stop(worker_id, grace_s=0.0)
         for child in self._children.values():
@@ -73,7 +63,7 @@ class LocalLauncher:
         assert worker_id not in self._running, f"{worker_id} runs already"
         self._running[worker_id] = RunningWorker.of(spec, is_ready=False)
         gpus = gpus_of(spec, self._environment.variables)
-        if gpus and gpu_memory.can_tell():
+        if gpus and gpu_free_check.can_tell():
             placing = self._placings[worker_id] = asyncio.create_task(self._await_gpus(worker_id, gpus))
             placing.add_done_callback(lambda ended: self._note_placing(spec, gpus, ended))
         else:
@@ -85,7 +75,7 @@ class LocalLauncher:
         error = None if placing.cancelled() else placing.exception()
         if placing.cancelled():
             self._note_exit(WorkerExited(spec.worker_id, "it was stopped before it had a place"))
-        elif isinstance(error, gpu_memory.HeldGpuError):
+        elif isinstance(error, gpu_free_check.HeldGpuError):
             self._note_exit(WorkerExited(spec.worker_id, str(error), is_unplaced=True))
         elif error is not None:
             self._note_exit(WorkerExited(spec.worker_id, f"it could not be started: {error}"))
@@ -95,16 +85,16 @@ class LocalLauncher:
     async def _await_gpus(self, worker_id: WorkerId, gpus: tuple[str, ...]) -> None:
         """Wait for free GPUs; HeldGpuError where a program goes on holding them. A GPU used by another worker of
         ours is shared on purpose, and the amount free on it means nothing."""
-        patience = gpu_memory.GpuMemoryWait(self._gpu_wait_s)
+        patience = gpu_free_check.GpuMemoryWait(self._gpu_wait_s)
         while True:
             ours = {gpu for held in self._gpus.values() for gpu in held}
             others = [gpu for gpu in gpus if gpu not in ours]
-            holds = await asyncio.to_thread(gpu_memory.occupied, others, only_by_programs=True)
+            holds = await asyncio.to_thread(gpu_free_check.occupied, others, only_by_programs=True)
             if not holds:
                 return
             if news := patience.note(holds):
                 self._reports.put_nowait(WorkerProgress(worker_id, news))
-            await asyncio.sleep(gpu_memory.LOOK_EVERY_S)
+            await asyncio.sleep(gpu_free_check.LOOK_EVERY_S)
 
     def _start(self, spec: WorkerSpec, gpus: tuple[str, ...]) -> None:
         worker_id = spec.worker_id
@@ -136,10 +126,6 @@ class LocalLauncher:
     async def running(self) -> Sequence[RunningWorker]:
         return list(self._running.values())
 
-    async def watch(self) -> AsyncIterator[WorkerReport]:
-        while True:
-            yield await self._reports.get()
-
     async def _follow(self, worker_id: WorkerId, child: ChildProcess) -> None:
         """Report the worker's progress until it is gone; the last report is always WorkerExited."""
         fatal = ""
@@ -164,12 +150,8 @@ class LocalLauncher:
 
     def _hear(self, worker_id: WorkerId, said: dict[str, Any]) -> str:
         """Pass on its report; return why it ends, if the report gives a reason."""
-        if "progress" in said:
-            self._reports.put_nowait(WorkerProgress(worker_id, str(said["progress"])))
-        elif "ready" in said:
-            details = said["ready"] if isinstance(said["ready"], dict) else {}
+        if self._pass_on(worker_id, said):
             self._running[worker_id] = dataclasses.replace(self._running[worker_id], is_ready=True)
-            self._reports.put_nowait(WorkerReady(worker_id, details))
         return " ".join(str(said.get("fatal", "")).split())
 
 

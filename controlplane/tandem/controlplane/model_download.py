@@ -23,8 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.controlplane import bundled
-from tandem.controlplane.named_models import DEFAULT, Fetchable, hint, root_of, unfetched, wants_default
+from tandem.controlplane.model_catalog import BUNDLED, DEFAULT, Fetchable, hint, root_of, unfetched, wants_default
 from tandem.core.config import ClusterConfig
 from tandem.core.errors import ConfigError, ModelError, UnavailableError
 from tandem.core.files import sync
@@ -125,7 +124,7 @@ def fetch_named(
     try:
         _pull_aloud(DEFAULT, root_of(root), say)
     except (UnavailableError, ConfigError) as error:
-        say("model", f"{error.what} ({error.why}); serving {bundled.NAME}, which only writes fragments")
+        say("model", f"{error.what} ({error.why}); serving {BUNDLED}, which only writes fragments")
 
 
 def _pull_aloud(model: Fetchable, root: Path, say: Callable[[str, str], None]) -> None:

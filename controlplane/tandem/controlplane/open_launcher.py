@@ -10,7 +10,7 @@ from tandem.controlplane.environment import Environment
 from tandem.controlplane.launcher import Launcher
 from tandem.controlplane.local import LocalLauncher
 from tandem.controlplane.prog_name import called
-from tandem.controlplane.ray.head import RayHead
+from tandem.controlplane.ray.head_process import RayHead
 from tandem.controlplane.ray.launcher import RayLauncher, check_installed
 from tandem.controlplane.state_dir import HeldState
 from tandem.core.config import ClusterConfig, LauncherName

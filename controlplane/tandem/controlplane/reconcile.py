@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from tandem.core.desired import INITIAL, DesiredState, DesiredWorker, is_covered
 from tandem.core.ids import WorkerId
-from tandem.core.lifecycle import RoleName
+from tandem.core.state_enums import RoleName
 
 
 class ObservedPhase(StrEnum):

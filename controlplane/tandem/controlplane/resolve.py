@@ -7,24 +7,26 @@ import errno
 import logging
 import socket
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from tandem.controlplane.environment import LOG_FORMAT, Environment
-from tandem.controlplane.flag_map import name_of
 from tandem.controlplane.kv_plan import KVPlan, kv_plan
-from tandem.controlplane.models import ResolvedModel, check_models, resolve_models, total
-from tandem.controlplane.named_models import located, with_default
+from tandem.controlplane.model_catalog import located, with_default
+from tandem.controlplane.resolved_models import ResolvedModel, check_models, resolve_models, total
+from tandem.controlplane.up_flag_map import name_of
 from tandem.controlplane.worker_settings import check_fit, check_transports, check_workers, divide_cores
 from tandem.core import logs
 from tandem.core.bounds import out_of_bounds
 from tandem.core.config import ClusterConfig, LauncherName, PlannerMode, RouterSection, WorkerSection
 from tandem.core.desired import DesiredState, Pool
 from tandem.core.errors import ConfigError, StartupError
-from tandem.core.lifecycle import RoleName
+from tandem.core.state_enums import RoleName
 from tandem.core.timeout_scale import PATIENCE, PATIENCE_VARIABLE, patient
 from tandem.engine.model_config import read_model_config
 from tandem.router.tracing.settings import check_endpoint
 
 _HIGHEST_PORT = 65535
+T = TypeVar("T", ClusterConfig, WorkerSection, RouterSection)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,21 +133,14 @@ def with_patience(config: ClusterConfig) -> ClusterConfig:
             why=f"this process has loaded with {PATIENCE:g}",
             todo=f"Set {PATIENCE_VARIABLE}={config.patience:g} before it starts",
         )
-    worker, router = config.worker, config.router
-    return dataclasses.replace(
-        config,
-        replace_silent_s=patient(config.replace_silent_s),
-        worker=dataclasses.replace(
-            worker,
-            step_slow_s=patient(worker.step_slow_s),
-            step_watchdog_s=patient(worker.step_watchdog_s),
-        ),
-        router=dataclasses.replace(
-            router,
-            request_timeout_s=patient(router.request_timeout_s),
-            stall_s=patient(router.stall_s),
-        ),
-    )
+    worker = _longer(config.worker, "step_slow_s", "step_watchdog_s")
+    router = _longer(config.router, "request_timeout_s", "stall_s")
+    return _longer(dataclasses.replace(config, worker=worker, router=router), "replace_silent_s")
+
+
+def _longer(section: T, *names: str) -> T:
+    longer: dict[str, Any] = {name: patient(getattr(section, name)) for name in names}
+    return dataclasses.replace(section, **longer)
 
 
 def log_format(config: ClusterConfig, environment: Environment) -> str:
@@ -219,7 +214,7 @@ def _check_patience(config: ClusterConfig) -> None:
         raise ConfigError(f"{name} is {said:g}", why="it makes bounds longer", todo="Use 1 or more, or leave it out")
     if said > 1 and config.launcher is LauncherName.RAY:
         todo = f"Set {PATIENCE_VARIABLE} on every machine instead"
-        raise ConfigError(f"{name} is {said:g}", why="Ray's other machines do not hear of it", todo=todo)
+        raise ConfigError(f"{name} is {said:g}", why="it does not reach Ray's other machines", todo=todo)
 
 
 def _check_settings(config: ClusterConfig) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from tandem.controlplane.models import ResolvedModel, check_files, total
 from tandem.controlplane.resolve import ResolvedCluster, check
+from tandem.controlplane.resolved_models import ResolvedModel, check_files, total
 from tandem.controlplane.worker_settings import check_fit, divide_cores
 from tandem.core.config import WorkerSection
 from tandem.core.desired import Revision
 from tandem.core.errors import ConfigError, ModelError
-from tandem.core.lifecycle import RoleName
 from tandem.core.revision_overrides import configured
+from tandem.core.state_enums import RoleName
 from tandem.engine.model_config import read_model_config
 from tandem.engine.model_source import ModelSource, local_model, tokenizer_digest
 

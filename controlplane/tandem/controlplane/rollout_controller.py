@@ -113,7 +113,7 @@ def _told(before: DesiredState, after: DesiredState) -> Iterator[tuple[str, str]
         elif rollout.phase is RolloutPhase.FAILED:
             yield rollout.model, f"to {rollout.revision}: stopped, as a worker of it does not work: {rollout.reason}"
         elif rollout.phase is RolloutPhase.DONE:
-            yield rollout.model, f"to {rollout.revision}: done, nobody of {rollout.previous} is left"
+            yield rollout.model, f"to {rollout.revision}: done, no worker of {rollout.previous} is left"
 
 
 def _told_of_members(before: DesiredState, after: DesiredState, rollout: Rollout) -> Iterator[tuple[str, str]]:

@@ -18,7 +18,7 @@ from tandem.core.config import ClusterConfig, RouterConfig, RouterSection, Serve
 from tandem.core.errors import ConfigError, StartupError
 from tandem.core.events import EventKind, EventSink
 from tandem.core.timeout_scale import patient
-from tandem.router.server.ready_file import Ready
+from tandem.router.server.registration import Ready
 
 ROUTER_COMMAND = (sys.executable, "-m", "tandem.router")
 READY_TIMEOUT_S = patient(60.0)

@@ -20,15 +20,13 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from tandem.controlplane.environment import Environment
 from tandem.controlplane.prog_name import called
 from tandem.core import config_loader
 from tandem.core.config import ClusterConfig
 from tandem.core.errors import ConfigError, StartupError, UnavailableError
-from tandem.core.files import write_private
-from tandem.core.paths import expand_user
+from tandem.core.files import expand_user, write_private
 from tandem.core.secret import ClusterSecret
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
@@ -140,7 +138,7 @@ class StateDir:
             named = f"Add --name for one that runs here ({others}), start" if others else "Start"
             raise UnavailableError(
                 f"no cluster {self.name!r} is running here",
-                why=f"nobody holds {self._lock_file}",
+                why=f"no process holds {self._lock_file}",
                 todo=f"{named} one with `{called()} up`, or say where it is with --endpoint and --admin-key-file",
             )
         if not self.context_file.is_file():
@@ -168,9 +166,7 @@ class HeldState:
     def __enter__(self) -> HeldState:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._remove_leftovers()
         os.close(self._lock)
 

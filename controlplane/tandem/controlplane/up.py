@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from tandem.controlplane import bundled
 from tandem.controlplane.cluster_runtime import RunningCluster
 from tandem.controlplane.environment import Environment
 from tandem.controlplane.local import WORKER_COMMAND
+from tandem.controlplane.model_catalog import BUNDLED, FETCHABLE
 from tandem.controlplane.model_download import fetch_named
-from tandem.controlplane.named_models import FETCHABLE
 from tandem.controlplane.redis_server import open_redis
 from tandem.controlplane.resolve import ResolvedCluster, check, check_level, check_ports, log_format, resolve
 from tandem.controlplane.router_process import ROUTER_COMMAND
@@ -30,9 +29,9 @@ from tandem.core import logs
 from tandem.core.config import ClusterConfig, WorkerSection
 from tandem.core.desired import Pool
 from tandem.core.errors import StartupError
+from tandem.core.files import expand_user
 from tandem.core.lease_timing import LEASE_S
 from tandem.core.logs import event
-from tandem.core.paths import expand_user
 from tandem.core.timeout_scale import PATIENCE, patient
 
 READY_TIMEOUT_S = 300.0
@@ -111,7 +110,7 @@ def _check(config: ClusterConfig, environment: Environment, progress: Progress, 
     check_ports(check(config))  # before a model is fetched, which may take long
     fetch_named(config, environment.models_root, progress.say, fetches=fetches)
     for model in (config.model, *config.models):
-        if model.path not in ("", bundled.NAME, *FETCHABLE) and not expand_user(model.path).exists():
+        if model.path not in ("", BUNDLED, *FETCHABLE) and not expand_user(model.path).exists():
             progress.say("model", f"looking for {model.path}")
     resolved = resolve(config, environment)
     if PATIENCE > 1:

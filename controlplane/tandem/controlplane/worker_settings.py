@@ -6,13 +6,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from tandem.controlplane.flag_map import name_of
+from tandem.controlplane.up_flag_map import name_of
 from tandem.core.config import ENGINES, ClusterConfig, LauncherName, RoleSection, WorkerSection
 from tandem.core.errors import ConfigError
 from tandem.core.kv_compatibility import ALWAYS_BYTES_PER_S, CODECS
-from tandem.core.lifecycle import RoleName
-from tandem.engine.model_config import DTYPES, ModelConfig
-from tandem.engine.tp_checks import fitting_tp, tp_refusal
+from tandem.core.state_enums import RoleName
+from tandem.engine.model_config import DTYPES, ModelConfig, fitting_tp, tp_refusal
 from tandem.kvtransfer.transports.registry import AUTO, TRANSPORTS
 
 _AUTOMATIC = tuple(name for name, transport in TRANSPORTS.items() if transport.is_automatic)

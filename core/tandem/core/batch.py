@@ -101,7 +101,7 @@ def file_from_json(text: bytes | str) -> FileRecord:
     try:
         return FileRecord(**_known(FileRecord, text))
     except TypeError as error:
-        raise ValueError(f"no record of a file: {error}") from None
+        raise ValueError(f"not a record of a file: {error}") from None
 
 
 def batch_from_json(text: bytes | str) -> BatchRecord:
@@ -112,13 +112,13 @@ def batch_from_json(text: bytes | str) -> BatchRecord:
         values["errors"] = tuple(LineError(**error) for error in values["errors"])
         return BatchRecord(**values)
     except (TypeError, KeyError) as error:
-        raise ValueError(f"no record of a batch: {error}") from None
+        raise ValueError(f"not a record of a batch: {error}") from None
 
 
 def _known(kind: type[FileRecord] | type[BatchRecord], text: bytes | str) -> dict[str, Any]:
     raw = json.loads(text)
     if not isinstance(raw, dict):
-        raise ValueError("no JSON object")
+        raise ValueError("not a JSON object")
     values = {field.name: raw[field.name] for field in fields(kind) if field.name in raw}
     for field in fields(kind):
         types = _TYPES.get(str(field.type))

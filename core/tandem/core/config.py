@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Annotated
 
 from tandem.core.bounds import Bound
-from tandem.core.lifecycle import RoleName
+from tandem.core.state_enums import RoleName
 
 Count = Annotated[int, Bound(0)]
 Positive = Annotated[int, Bound(1)]

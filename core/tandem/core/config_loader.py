@@ -1,4 +1,4 @@
-"""Reads configuration files strictly and hands configurations to processes. The one importer of msgspec.
+"""Reads configuration files strictly and hands configurations to processes.
 
 An unknown key is an error that names it, where it is, and the nearest known one; a wrong type names its field.
 """
@@ -90,7 +90,7 @@ def parse_size(text: str, *, field: str) -> int:
     factor = _UNITS.get(match[2].upper()) if match else None
     if match is None or factor is None:
         raise ConfigError(
-            f"{field} is {text!r}", why="that is no size", todo="Write a number with a unit, such as 256MiB or 2GiB"
+            f"{field} is {text!r}", why="that is not a size", todo="Write a number with a unit, such as 256MiB or 2GiB"
         )
     size = float(match[1]) * factor
     if size < 1 or size >= 2**63:

@@ -14,8 +14,8 @@ from typing import Any, Final
 from tandem.core.config import SloSection
 from tandem.core.desired import MAX_WORKERS
 from tandem.core.ids import RouterId, WorkerId
-from tandem.core.lifecycle import RoleName
 from tandem.core.prefill_queue import UNMEASURED, PrefillSpeed
+from tandem.core.state_enums import RoleName
 
 MAX_ASKED: Final = 400
 """Most requests in one router's report: as many as a planner looks at."""
@@ -155,14 +155,14 @@ def _promise(row: Any) -> SloSection:
 
 def _count(value: object) -> int:
     if type(value) is not int or not 0 <= value < 1 << 62:  # a bool is no int here
-        raise ValueError(f"{str(value)[:80]!r} is no count")
+        raise ValueError(f"{str(value)[:80]!r} is not a count")
     return value
 
 
 def _seconds(value: object) -> float:
     """Seconds or a speed: a number that is neither negative nor infinite."""
     if type(value) not in (int, float) or not 0 <= float(value) < math.inf:  # type: ignore[arg-type]
-        raise ValueError(f"{str(value)[:80]!r} is no time")
+        raise ValueError(f"{str(value)[:80]!r} is not a time")
     return float(value)  # type: ignore[arg-type]
 
 
@@ -174,5 +174,5 @@ def _flag(value: object) -> bool:
 
 def _name(value: object) -> str:
     if type(value) is not str or len(value) > _MAX_NAME:
-        raise ValueError(f"{str(value)[:80]!r} is no name")
+        raise ValueError(f"{str(value)[:80]!r} is not a name")
     return value

@@ -15,7 +15,7 @@ from enum import StrEnum
 
 from tandem.core.errors import ConfigError
 from tandem.core.ids import WorkerId
-from tandem.core.lifecycle import RoleName
+from tandem.core.state_enums import RoleName
 
 DRAIN_DEADLINE_S = 60.0
 """After so long a drain no longer waits for answers: requests that still run migrate to another worker."""
@@ -176,7 +176,7 @@ class DesiredState:
         if count > MAX_WORKERS:
             raise ConfigError(
                 f"{count} workers are more than a cluster may have",
-                why=f"the most are {MAX_WORKERS}",
+                why=f"the limit is {MAX_WORKERS}",
                 todo="ask for fewer workers",
             )
         for deadline_s in (self.drain_deadline_s, *(member.drain_deadline_s for member in self.members)):
@@ -197,7 +197,7 @@ class DesiredState:
     def _validate_members(self) -> None:
         pools = {pool.name: pool for pool in self.pools}
         if len(pools) < len(self.pools):
-            raise ConfigError("two pools have one name")
+            raise ConfigError("two pools have the same name")
         named = (*pools, *(member.worker_id for member in self.members))
         wrong_name = next((name for name in named if _NAME.fullmatch(name) is None), None)
         if wrong_name is not None:
@@ -206,7 +206,7 @@ class DesiredState:
                 todo="use up to 128 letters, digits, dots, dashes and underscores, a letter or digit first",
             )
         if len({member.worker_id for member in self.members}) < len(self.members):
-            raise ConfigError("a worker stands twice in the desired state")
+            raise ConfigError("a worker appears twice in the desired state")
         for member in self.members:
             if member.pool not in pools or pools[member.pool].role != member.role:
                 raise ConfigError(

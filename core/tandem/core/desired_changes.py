@@ -15,7 +15,7 @@ from enum import StrEnum
 from tandem.core.desired import DesiredState, DesiredWorker, Pool, is_covered, roles_of
 from tandem.core.errors import ConfigError, ConflictError, NotFoundError
 from tandem.core.ids import WorkerId
-from tandem.core.lifecycle import RoleName
+from tandem.core.state_enums import RoleName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ def split(state: DesiredState, ratio: tuple[int, int], total: int, *, model: str
     now = roles_of(state.pools, model_of(state, model))
     total = total or now[RoleName.PREFILL] + now[RoleName.DECODE]
     if total < 2:
-        raise ConflictError(f"{total} workers cannot be split", todo="say --total 2 or more")
+        raise ConflictError(f"{total} workers cannot be split", todo="use --total 2 or more")
     prefill = min(total - 1, max(1, round(total * ratio[0] / sum(ratio))))
     return {RoleName.PREFILL: prefill, RoleName.DECODE: total - prefill}
 
@@ -177,7 +177,7 @@ def model_of(state: DesiredState, model: str) -> str:
         raise NotFoundError(f"there is no model {model[:80]!r}", todo=_nearest(model, models))
     if len(models) != 1:
         raise ConflictError(
-            "it is not clear which model is meant", why=f"there are {', '.join(models)}", todo="say --model"
+            "it is not clear which model is meant", why=f"there are {', '.join(models)}", todo="name it with --model"
         )
     return models[0]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tandem.core.ids import ChoiceIndex
-from tandem.core.lifecycle import FinishReason
+from tandem.core.state_enums import FinishReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class ChoiceState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandoffTiming:
-    """Seconds; see ARCHITECTURE §3. `overhead_s` = ticket wait + sample-to-first-step − wire − rest of the step."""
+    """Seconds. `overhead_s` = ticket wait + sample-to-first-step − wire − rest of the step."""
 
     ticket_wait_s: float
     sample_to_step_s: float

@@ -8,7 +8,9 @@ long as one is shared, and the protocol's minor version (the smaller one is used
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import json
+from dataclasses import asdict, dataclass
 from enum import IntEnum
 
 from tandem.core.errors import PairRefusedError
@@ -21,7 +23,7 @@ ignore raises the minor one, and goes only to peers with an agreed version that 
 
 class Codec(IntEnum):
     """Encoding of a payload's numbers, as frames number it: in the receiver's dtype, or quantised with one scale a
-    (block, layer, plane, head) (`tandem.kernels.kv_codec`)."""
+    (block, layer, plane, head) (`tandem.kernels.kv_payload`)."""
 
     NONE = 0
     INT8 = 1
@@ -37,6 +39,25 @@ CODECS = tuple(codec.label for codec in Codec if codec)
 """Wire codecs that this version can encode and decode."""
 ALWAYS_BYTES_PER_S = 1e15
 """A speed that no link reaches: below it, a codec is offered without a measurement."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fingerprint:
+    """Identity of a served model: every field that changes KV bytes. `revision` is a hub commit, or for a folder a
+    digest of its contents."""
+
+    model: str
+    revision: str
+    rope: str
+    adapter: str
+    weight_quantisation: str
+    compute_dtype: str
+    tokenizer: str
+
+    def digest(self) -> str:
+        """32 hex characters; equal exactly when all fields are equal."""
+        text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from enum import IntEnum
 
 from tandem.core.block_hash import BlockHash
 from tandem.core.clock import Clock, MonotonicClock
-from tandem.core.ids import BlockId, GroupId
+from tandem.core.ids import Attempt, BlockId, GroupId, RequestId, TransferId
 
 
 class HoldKind(IntEnum):
@@ -33,10 +33,26 @@ class HoldKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """An owner of blocks: a kind and a key that is unique in the worker, such as a request id and its attempt."""
+    """An owner of blocks: a kind, and a key that is unique in the worker: the attempt of a request, and the transfer.
+
+    request    chatcmpl-7#1#0          attempt 1, choice 0 (or #spare)
+    reserved   chatcmpl-7#1/48213      attempt 1, transfer 48213
+    pushing    chatcmpl-7#1/48213
+    """
 
     kind: HoldKind
     key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Owner of a hold. Foreign keys give attempt 0; `transfer` is 0 where there is none."""
+
+    key: str
+    """The attempt's key in the engine and the request table."""
+    request: RequestId
+    attempt: Attempt
+    transfer: TransferId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +193,7 @@ class BlockLedger:
         """Mark a held block's content as complete, with this hash. False if another block already has it: then this one
         is its twin."""
         if block not in self._holders:
-            raise LedgerError(f"block {block} is published but nobody holds it")
+            raise LedgerError(f"block {block} is published but not held")
         known = self._block_of.get(block_hash)
         if known == block:
             return True
@@ -352,6 +368,22 @@ class BlockLedger:
         if not twins:
             del self._twins[block_hash]
         return block_hash
+
+
+def subject_of(holder: Holder) -> Subject:
+    """Read a holder's key; never fails."""
+    key, transfer = holder.key, 0
+    if holder.kind is HoldKind.REQUEST:
+        if key.count("#") >= 2:
+            key = key.rpartition("#")[0]
+    else:
+        head, slash, tail = key.rpartition("/")
+        if slash and tail.isdecimal():
+            key, transfer = head, int(tail)
+    request, mark, attempt = key.rpartition("#")
+    if not mark or not attempt.isdecimal():
+        return Subject(key, RequestId(key), Attempt(0), TransferId(transfer))
+    return Subject(key, RequestId(request), Attempt(int(attempt)), TransferId(transfer))
 
 
 def _kind_of(holders: set[Holder]) -> HoldKind:

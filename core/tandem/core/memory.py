@@ -1,9 +1,10 @@
-"""Memory of this process in glibc and the kernel: freed memory goes back, kept memory is put on huge pages."""
+"""Memory of this process: freed memory goes back, kept memory is put on huge pages, collections of garbage are rare."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import gc
 import os
 import re
 from contextlib import suppress
@@ -14,6 +15,10 @@ MADV_COLLAPSE = 25
 """Linux 6.1."""
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 _LARGE_BYTES, _ARENAS = 256 << 10, 2
+_YOUNG, _MIDDLE, _OLD = 10_000, 20, 20
+"""Allocations before a collection of the youngest objects, and how many of those before one of the older ones."""
+_LOADING = 50_000
+"""Allocations before a collection while a process loads."""
 _ANONYMOUS = re.compile(
     r"^(?P<start>[0-9a-f]+)-(?P<end>[0-9a-f]+) rw-p \S+ \S+ 0 .*\n"
     r"(?:[A-Z]\w*: .*\n)*?Private_Dirty: +(?P<own_kb>\d+) kB", re.M
@@ -62,3 +67,16 @@ def use_huge_pages() -> None:
             if first < last and 2 * 1024 * int(place["own_kb"]) >= end - start:
                 with suppress(OSError):  # a page may change meanwhile; the others are unaffected
                     madvise(first, last, MADV_COLLAPSE)
+
+
+def load_without_pauses() -> None:
+    """Call at the start of a process that imports and loads much, until `freeze_gc`: hardly any of it is garbage, and
+    collections take a tenth of a second of importing torch."""
+    gc.set_threshold(_LOADING, _MIDDLE, _OLD)
+
+
+def freeze_gc() -> None:
+    """Call when a process has loaded what it keeps: collections then look only at later objects, and are rarer."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_YOUNG, _MIDDLE, _OLD)

@@ -22,7 +22,7 @@ def configured(config: ClusterConfig, settings: Mapping[str, str]) -> ClusterCon
     """`config` with those settings over it; ConfigError for one that does not exist, may not differ or is no value."""
     for place in settings:
         if place not in _places():
-            raise ConfigError(f"{place[:80]!r} is no setting of workers that a revision may change", todo=_hint(place))
+            raise ConfigError(f"{place[:80]!r} is not a worker setting that a revision may change", todo=_hint(place))
     changed = config_loader.overlaid(config, settings, source="the settings of the revision")
     for place, value, bound in out_of_bounds(changed):
         if place in settings:

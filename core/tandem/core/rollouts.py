@@ -19,7 +19,7 @@ from tandem.core.desired import MAX_WORKERS, DesiredState, DesiredWorker, Pool, 
 from tandem.core.desired_changes import check_still, model_of, with_members
 from tandem.core.errors import ConfigError, ConflictError
 from tandem.core.ids import WorkerId
-from tandem.core.lifecycle import RoleName
+from tandem.core.state_enums import RoleName
 
 _FEWER = "use --max-surge 0 --max-unavailable 1 where there are two of each role, or have fewer workers"
 
@@ -71,7 +71,7 @@ def started(
     if _same(spec, base) and name in ("", now):
         return state
     if spec.name == now or not _same(state.revision(model, spec.name) or spec, spec):
-        raise ConflictError(f"revision {spec.name} is something else already", todo="give another name")
+        raise ConflictError(f"revision {spec.name} already exists with other content", todo="give another name")
     rollout = state.under_way(model)
     if rollout is not None and rollout.revision == spec.name:
         return state
@@ -291,11 +291,11 @@ def _check_possible(state: DesiredState, rollout: Rollout) -> None:
     if not rollout.max_surge and any(serving[pool.name] == 1 for pool in pools):
         raise ConflictError(
             "a rollout without a worker more cannot go on",
-            why="of one role there is one worker alone, and somebody has to serve",
+            why="one role has a single worker, which has to go on serving",
             todo="use --max-surge 1",
         )
     if sum(pool.count for pool in state.pools) + len(alone) > MAX_WORKERS:
-        raise ConflictError("there is no room for more workers", why=f"the most are {MAX_WORKERS}", todo=_FEWER)
+        raise ConflictError("there is no room for more workers", why=f"the limit is {MAX_WORKERS}", todo=_FEWER)
     needed = sum(pool.tp for pool in alone)
     if state.max_ranks and state.ranks + needed > state.max_ranks:
         raise ConflictError(

@@ -28,7 +28,7 @@ def named_patience(variables: Mapping[str, str] = os.environ) -> float:
     if not 1 <= factor <= MOST:
         raise ConfigError(
             f"{PATIENCE_VARIABLE} is {said!r}",
-            why="it says how many times as long as usual silence may last",
+            why="it multiplies the time for which silence is tolerated",
             todo=f"Use a number from 1 to {MOST:g}, or unset it",
         )
     return factor

@@ -1,8 +1,13 @@
-"""URLs in a form that is safe to show."""
+"""Hosts and ports as one text, and URLs in a form that is safe to show."""
 
 from __future__ import annotations
 
 from urllib.parse import urlsplit
+
+
+def host_port(host: str, port: int | str) -> str:
+    """`host:port`, in the form of URLs and gRPC: an IPv6 address is in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def redacted(url: str, otherwise: str = "the given URL") -> str:

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 from tandem.core.block_hash import chain
 from tandem.core.handoff import ChoiceState
-from tandem.core.ids import BlockId, Incarnation, TransferId, WorkerId
+from tandem.core.ids import Incarnation, TransferId, WorkerId
 from tandem.core.ledger import Holder, HoldKind
 from tandem.engine.engine import Engine
 from tandem.kvtransfer.events import Verified
 from tandem.kvtransfer.ticket import Ticket
-from tandem.workercore.block_reservation import BlockReservation
-from tandem.workercore.block_reservation import reserve as room_for
+from tandem.workercore.block_reservation import BlockReservation, reserve_blocks
 from tandem.workercore.requests import Tracked
 
 
@@ -34,10 +33,7 @@ class Reservation:
 
     tracked: Tracked
     ticket: Ticket
-    tables: tuple[list[BlockId], ...]
-    window_offsets: tuple[int, ...]
-    """Leading blocks of each table that lie behind the window: nothing is held for them."""
-    holder: Holder
+    blocks: BlockReservation
     granted_s: float
     completed: Completed | None = None
     verified: Verified | None = None
@@ -49,16 +45,6 @@ class Reservation:
     @property
     def peer_incarnation(self) -> Incarnation:
         return self.ticket.sender_incarnation
-
-    @property
-    def skipped_blocks(self) -> int:
-        """Blocks found in the prefix cache, over all groups."""
-        return sum(group.skip - left for group, left in zip(self.ticket.groups, self.window_offsets, strict=True))
-
-    @property
-    def received_blocks(self) -> int:
-        """Blocks that the peer sends, over all groups."""
-        return sum(len(group.blocks) for group in self.ticket.groups)
 
 
 class Reservations:
@@ -92,10 +78,10 @@ class Reservations:
         """Number of choices that run once these reservations are admitted."""
         return sum(r.tracked.engine_request.sampling.n for r in self._by_key.values())
 
-    def blocks_of(self, peer: WorkerId, groups: int) -> list[int]:
+    def blocks_of(self, peer: WorkerId) -> list[int]:
         """Blocks of each KV group that a peer's reservations have, pinned prefix hits among them."""
-        mine = [r for r in self._by_key.values() if r.peer == peer]
-        return [sum(len(r.tables[group]) - r.window_offsets[group] for r in mine) for group in range(groups)]
+        mine = [r.blocks.held_blocks for r in self._by_key.values() if r.peer == peer]
+        return [sum(counts) for counts in zip(*mine, strict=True)]
 
 
 def needs(engine: Engine, tracked: Tracked) -> list[int]:
@@ -116,4 +102,4 @@ def reserve(engine: Engine, tracked: Tracked, transfer: TransferId) -> BlockRese
     holder = Holder(HoldKind.RESERVED, f"{tracked.key}/{transfer}")
     tokens, specs = len(request.prompt), engine.layout.groups
     window_offsets = [spec.first_to_hand_over(tokens) for spec in specs]
-    return room_for(engine, holder, hashes, specs[0].blocks_for(tokens), window_offsets)
+    return reserve_blocks(engine, holder, hashes, specs[0].blocks_for(tokens), window_offsets)

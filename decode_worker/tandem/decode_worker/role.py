@@ -9,57 +9,51 @@ from dataclasses import replace
 from tandem.core.errors import InvalidRequestError, TandemError, TransferError, from_code
 from tandem.core.handoff import ChoiceState, HandoffTiming
 from tandem.core.ids import Attempt, Incarnation, RequestId, WorkerId
-from tandem.core.lifecycle import FinishReason, Phase, RoleName
 from tandem.core.logs import event
+from tandem.core.state_enums import FinishReason, Phase, RoleName
 from tandem.decode_worker.reservation import Completed, Reservation, Reservations
 from tandem.decode_worker.ticket_grants import Granting
 from tandem.decode_worker.tickets import TicketQueue
-from tandem.engine.request import LayerHook, StepResult
+from tandem.engine.request import StepResult
 from tandem.kvtransfer.events import Failed, Verified
 from tandem.rpc.v1 import worker_pb2 as w
-from tandem.workercore.leases import FORGOTTEN, PeerLeases
-from tandem.workercore.local_requests import WholeRequests
+from tandem.workercore.leases import FORGOTTEN
+from tandem.workercore.mixed_role import MixedRole
+from tandem.workercore.outbox import transfer_failed
 from tandem.workercore.proto_convert import choices_from_wire
 from tandem.workercore.requests import Tracked, request_key
-from tandem.workercore.role import RoleContext
-from tandem.workercore.transfer_claims import Claim
+from tandem.workercore.role_interface import Claim, RoleContext
 
 _log = logging.getLogger(__name__)
 
 
-class DecodeRole:
+class DecodeRole(MixedRole):
     """Announced → reserved → admitted → generating. Also serves whole requests (its own prefix, short prompts)."""
 
     name = RoleName.DECODE
 
     def __init__(self, context: RoleContext) -> None:
-        self._context = context
-        self._whole = WholeRequests(context)
+        super().__init__(context)
         self._tickets = TicketQueue(context)
         self._reservations = Reservations()
-        self._leases = PeerLeases(context)
-        self._granting = Granting(context, self._tickets, self._reservations, self._leases)
+        self._granting = Granting(context, self._tickets, self._reservations)
         self._handoffs: dict[str, tuple[Completed, Verified]] = {}  # of those that have not run a step since
-
-    @property
-    def layer_hook(self) -> LayerHook | None:
-        return None
 
     def submit(self, tracked: Tracked, message: w.Submit) -> None:
         if message.leg == w.LEG_FULL:
-            self._whole.add(tracked)
+            super().submit(tracked, message)
             return
         if message.leg != w.LEG_DECODE:
-            raise InvalidRequestError("this worker does not prefill", why="it has the decode role", todo="plan anew")
+            raise InvalidRequestError("this worker does not prefill", why="it has the decode role", todo="plan again")
         self._context.engine.check(tracked.engine_request)
         self._tickets.announce(tracked)
 
     def cancel(self, tracked: Tracked, reason: str) -> None:
         self._forget(tracked)
-        self._whole.cancel(tracked)
+        super().cancel(tracked, reason)
 
     def end_choices(self, tracked: Tracked, choices: Collection[int]) -> None:
-        self._whole.end_choices(tracked, choices)  # before admission `tracked` keeps them in mind
+        super().end_choices(tracked, choices)  # before admission `tracked` keeps them in mind
         if self._context.requests.get(tracked.key) is None:
             self._handoffs.pop(tracked.key, None)
 
@@ -79,7 +73,8 @@ class DecodeRole:
 
     def _complete(self, peer: WorkerId, message: w.Complete, received_s: float) -> None:
         reservation = self._reservations.of_transfer(message.transfer)
-        if reservation is None or not self._is_current(reservation, peer, message.sender_incarnation):
+        sender = (peer, message.sender_incarnation)
+        if reservation is None or (reservation.peer, reservation.peer_incarnation) != sender:
             self._context.count("completes_dropped")
             return
         try:
@@ -108,7 +103,8 @@ class DecodeRole:
                 self._fail(reservation, TransferError("the KV transfer failed", why=event.reason, todo="try again"))
 
     def _admit_if_ready(self, reservation: Reservation) -> None:
-        tracked, completed, verified = reservation.tracked, reservation.completed, reservation.verified
+        tracked, blocks = reservation.tracked, reservation.blocks
+        completed, verified = reservation.completed, reservation.verified
         if completed is None or verified is None:
             return
         choices = _as_ended(completed.choices, tracked.ended_choices)
@@ -119,19 +115,19 @@ class DecodeRole:
             return
         try:
             if is_over:
-                raise TransferError("no choice goes on")
+                raise TransferError("no choice continues")
             self._context.receiver.admit(reservation.ticket.transfer)
-            self._context.engine.add_prefilled(tracked.engine_request, reservation.holder, reservation.tables, choices)
+            self._context.engine.add_prefilled(tracked.engine_request, blocks.holder, blocks.tables, choices)
         except TandemError as error:
             self._fail_unusable(reservation, error)
             return
         self._unlist(reservation)
         tracked.has_reported_cached = True
-        self._whole.follow(tracked, {state.choice for state in choices if state.finish is None})
+        self._follow(tracked, {state.choice for state in choices if state.finish is None})
         self._handoffs[tracked.key] = completed, verified
         self._context.count("kv_received_bytes", verified.bytes)
-        self._context.count("kv_received_blocks", reservation.received_blocks)
-        self._context.count("kv_skipped_blocks", reservation.skipped_blocks)
+        self._context.count("kv_received_blocks", blocks.new_blocks)
+        self._context.count("kv_skipped_blocks", blocks.cached_blocks)
         self._context.count("requests_admitted")
         ticket = reservation.ticket
         said = w.Verified(
@@ -153,7 +149,7 @@ class DecodeRole:
                     self._time_phase(output.key, *handoff, result.ended_s)
             for key in result.failed:
                 self._handoffs.pop(key, None)
-        self._whole.after_step(result, timings)
+        self._report_tokens(result, timings)
 
     def _time_phase(self, key: str, completed: Completed, verified: Verified, sampled_s: float) -> None:
         tracked = self._context.requests.get(key)
@@ -223,32 +219,23 @@ class DecodeRole:
             self._tell_failed(reservation, from_code("cancelled", "the request was cancelled."))
         self._unlist(reservation)
         self._context.receiver.cancel(reservation.ticket.transfer)
-        self._context.engine.release_holder(reservation.holder)
+        self._context.engine.blocks.release_holder(reservation.blocks.holder)
 
     def _unlist(self, reservation: Reservation) -> None:
         self._reservations.remove(reservation)
-        self._leases.close(reservation.ticket.transfer)
+        self._context.leases.close(reservation.ticket.transfer)
 
     def _tell_failed(self, reservation: Reservation, error: TandemError) -> None:
         ticket = reservation.ticket
-        failed = w.TransferFailed(
-            request=ticket.request,
-            attempt=ticket.attempt,
-            transfer=ticket.transfer,
-            code=error.code,
-            message=error.message,
-        )
-        self._tell(reservation, w.PeerMessage(failed=failed))
+        failed = transfer_failed(ticket.request, ticket.attempt, ticket.transfer, error.code, error.message)
+        self._tell(reservation, failed)
 
     def _tell(self, reservation: Reservation, message: w.PeerMessage) -> None:
         self._context.outbox.to_peer(reservation.peer, reservation.peer_incarnation, message)
 
-    def _is_current(self, reservation: Reservation, peer: WorkerId, incarnation: int) -> bool:
-        return reservation.peer == peer and reservation.peer_incarnation == incarnation
-
     def tick(self, now_s: float) -> None:
         self._tickets.tick(now_s)
-        for transfer in self._leases.overdue():
+        for transfer in self._context.leases.overdue():
             reservation = self._reservations.of_transfer(transfer)
             if reservation is not None:
                 what = f"prefill worker {reservation.peer} has forgotten the hand-over"
@@ -262,7 +249,7 @@ class DecodeRole:
         ]
 
     def is_idle(self) -> bool:
-        return not self._tickets and not self._reservations and self._whole.is_idle()
+        return not self._tickets and not self._reservations and super().is_idle()
 
 
 def _as_ended(choices: tuple[ChoiceState, ...], ended: Collection[int]) -> tuple[ChoiceState, ...]:

@@ -10,17 +10,16 @@ from collections import Counter
 
 from tandem.core.ids import Incarnation, TransferId, new_transfer_id
 from tandem.core.kv_compatibility import WireForm
+from tandem.core.proto_mapping import to_proto
 from tandem.decode_worker.reservation import Reservation, Reservations, needs, reserve
 from tandem.decode_worker.tickets import QueuedTicketRequest, TicketQueue
 from tandem.kvtransfer.ticket import Ticket
 from tandem.kvtransfer.wire import profile_to_wire
 from tandem.rpc.v1 import worker_pb2 as w
-from tandem.workercore import fetch_quota
+from tandem.workercore import peer_block_quota
 from tandem.workercore.block_reservation import BlockReservation
-from tandem.workercore.leases import PeerLeases
-from tandem.workercore.proto_convert import ticket_to_wire
 from tandem.workercore.requests import Tracked
-from tandem.workercore.role import RoleContext
+from tandem.workercore.role_interface import RoleContext
 
 UNUSED_S = 1.0
 """A ticket without a push for so long may be revoked: pushing starts within a step and a dial."""
@@ -29,10 +28,8 @@ UNUSED_S = 1.0
 class Granting:
     """Turns waiting tickets into reservations. Belongs to the step loop's thread."""
 
-    def __init__(
-        self, context: RoleContext, tickets: TicketQueue, reservations: Reservations, leases: PeerLeases
-    ) -> None:
-        self._context, self._tickets, self._reservations, self._leases = context, tickets, reservations, leases
+    def __init__(self, context: RoleContext, tickets: TicketQueue, reservations: Reservations) -> None:
+        self._context, self._tickets, self._reservations = context, tickets, reservations
         self._profile = profile_to_wire(context.profile)
         self._short: tuple[str, int] | None = None  # request short of blocks; the fewest available since
 
@@ -54,23 +51,23 @@ class Granting:
             waiting[asked.peer] -= 1
             self._tickets.granted(key)
             self._grant(asked, tracked, transfer, room)
-        self._context.engine.reserve_choices(self._reservations.choices)
+        self._context.engine.scheduler.reserved_sequences = self._reservations.choices
         self._tickets.tell_waiting()
 
     def _is_over_quota(self, asked: QueuedTicketRequest, tracked: Tracked) -> bool:
         engine = self._context.engine
-        held = self._reservations.blocks_of(asked.peer, len(engine.ledgers))
-        return fetch_quota.is_over(held, needs(engine, tracked), [ledger.num_blocks for ledger in engine.ledgers])
+        held = self._reservations.blocks_of(asked.peer)
+        return peer_block_quota.is_over(held, needs(engine, tracked), [ledger.num_blocks for ledger in engine.ledgers])
 
     def _find_room(self, tracked: Tracked, transfer: TransferId) -> BlockReservation | None:
-        engine = self._context.engine
-        arrival_s = tracked.engine_request.arrival_s
-        preempted_s = engine.oldest_preempted_s
-        if engine.is_starved or (preempted_s is not None and preempted_s <= arrival_s):
+        engine, scheduler = self._context.engine, self._context.engine.scheduler
+        choices, arrival_s = tracked.engine_request.sampling.n, tracked.engine_request.arrival_s
+        preempted_s = scheduler.oldest_preempted_s
+        if scheduler.is_starved or (preempted_s is not None and preempted_s <= arrival_s):
             return None  # freed blocks are for those requests first
-        if not engine.has_turn_for(tracked.engine_request.sampling.n, arrival_s, 0):
+        if not scheduler.has_turn_for(choices, arrival_s, 0):
             return None  # revoking every reservation would not give it a turn either
-        while not engine.has_turn_for(tracked.engine_request.sampling.n, arrival_s, self._reservations.choices):
+        while not scheduler.has_turn_for(choices, arrival_s, self._reservations.choices):
             if not self._revoke_unused():
                 return None  # once admitted it would get no token until another choice has ended
         room = self._reserve(tracked, transfer)
@@ -111,8 +108,8 @@ class Granting:
         """Release the blocks of a fenced transfer; the request waits for its peer to ask again."""
         ticket = reservation.ticket
         self._reservations.remove(reservation)
-        self._leases.close(ticket.transfer)
-        self._context.engine.release_holder(reservation.holder)
+        self._context.leases.close(ticket.transfer)
+        self._context.engine.blocks.release_holder(reservation.blocks.holder)
         self._tickets.announce(reservation.tracked)
         revoked = w.TicketRevoked(
             request=ticket.request,
@@ -149,13 +146,11 @@ class Granting:
         reservation = Reservation(
             tracked=tracked,
             ticket=ticket,
-            tables=room.tables,
-            window_offsets=room.window_offsets,
-            holder=room.holder,
+            blocks=room,
             granted_s=self._context.clock.now_s(),
         )
         self._reservations.add(reservation)
-        self._leases.open(transfer, reservation.peer, reservation.peer_incarnation)
+        self._context.leases.open(transfer, reservation.peer, reservation.peer_incarnation)
         self._context.receiver.expect(ticket)
-        message = w.PeerMessage(ticket=ticket_to_wire(ticket, self._profile))
+        message = w.PeerMessage(ticket=to_proto(w.Ticket, ticket, profile=self._profile))
         self._context.outbox.to_peer(reservation.peer, reservation.peer_incarnation, message)

@@ -14,7 +14,7 @@ from tandem.core.timeout_scale import patient
 from tandem.kvtransfer.wire import profile_from_wire
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.workercore.requests import Tracked, request_key
-from tandem.workercore.role import RoleContext
+from tandem.workercore.role_interface import RoleContext
 
 ANNOUNCEMENT_WAIT_S = patient(5.0)
 """How long a ticket request may be ahead of its announcement."""

@@ -17,8 +17,7 @@ from tandem.core.errors import ConfigError
 from tandem.core.ids import BlockId, GroupId
 from tandem.core.kv_layout import KVGroupSpec, KVLayout
 from tandem.core.ledger import BlockLedger, Holder, HoldKind, LedgerError
-from tandem.core.lifecycle import FinishReason
-from tandem.engine.prefix_hits import longest_hit
+from tandem.core.state_enums import FinishReason
 from tandem.engine.request import CacheEvent
 from tandem.engine.sequence import GONE, QueueState, RequestState, Sequence
 
@@ -70,7 +69,7 @@ class BlockSpace:
         return min(ledger.num_blocks for ledger in self.ledgers)
 
     def take_events(self) -> list[CacheEvent]:
-        """Hashes stored and removed since the last call, in order."""
+        """Hashes stored and removed since the last call, in order. Call it after every step."""
         events, self._events = self._events, []
         return events
 
@@ -136,7 +135,7 @@ class BlockSpace:
         return tuple(reserved)
 
     def release_holder(self, holder: Holder) -> None:
-        """Give back all that `holder` has, in every group."""
+        """Give back all that `holder` has, in every group. Nothing may read or write it for the holder any more."""
         for ledger in self.ledgers:
             ledger.release(holder)
 
@@ -387,6 +386,42 @@ class BlockSpace:
         for ledger in self.ledgers:
             ledger.release(state.spare_holder, ledger.blocks_of(state.spare_holder)[:count])
         state.spare_blocks -= count
+
+
+def longest_hit(
+    ledgers: AbstractSequence[BlockLedger],
+    specs: AbstractSequence[KVGroupSpec],
+    hashes: AbstractSequence[BlockHash],
+    *,
+    is_whole: bool,
+) -> int:
+    """Count the leading blocks of `hashes` that need not be computed. Holds nothing.
+
+    whole context   every block before the hit's end must be here
+    window          those that the first token behind the hit attends to, no others; with `is_whole` all of them
+
+              ├── gone ──┤├── gone ──┤├─ cached ─┤├─ cached ─┤│ first token to compute
+                                      ◀──────── window ────────▶
+    """
+    count, before = len(hashes), -1
+    while count != before:  # a block that one group lacks may end the hit where another one lacks one, too
+        before = count
+        for ledger, spec in zip(ledgers, specs, strict=True):
+            if is_whole or spec.window is None:
+                count = len(ledger.match(hashes[:count]))
+            else:
+                count = _longest_in_window(ledger, spec, hashes, count)
+    return count
+
+
+def _longest_in_window(ledger: BlockLedger, spec: KVGroupSpec, hashes: AbstractSequence[BlockHash], count: int) -> int:
+    """The largest hit up to `count` with all blocks here to which a token behind it attends."""
+    index = count
+    while index > spec.first_needed(count * spec.block_tokens):
+        index -= 1
+        if not ledger.is_findable(hashes[index]):
+            count = index  # every longer hit that is left would need this block
+    return count
 
 
 def _allocated(ledger: BlockLedger, holder: Holder, count: int) -> list[BlockId]:

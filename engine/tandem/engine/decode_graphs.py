@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tandem.core.logs import event
-from tandem.engine.step_batch import StepBatch
+from tandem.engine.runner_protocol import StepBatch
 from tandem.engine.step_tensors import SequenceTensors, StepTensors, token_slots
 
 _log = logging.getLogger(__name__)

@@ -21,14 +21,9 @@ from tandem.core.errors import InternalError, TandemError, WorkerLostError
 from tandem.core.handoff import ChoiceState
 from tandem.core.ids import BlockId, GroupId
 from tandem.core.ledger import Holder, HoldKind
-from tandem.core.prefill_queue import PrefillSpeed, QueueRules
-from tandem.engine.block_manager import BlockSpace, Reserved
-from tandem.engine.inflight_step import BegunStep, is_stale
-from tandem.engine.limits import check_request, finish_reason
+from tandem.engine.block_manager import BlockSpace, Reserved, longest_hit
 from tandem.engine.memory_plan import SCORED_LOGITS
-from tandem.engine.prefix_hits import longest_hit
 from tandem.engine.request import (
-    CacheEvent,
     EngineLoad,
     EngineRequest,
     LayerHook,
@@ -37,13 +32,21 @@ from tandem.engine.request import (
     RequestKind,
     StepResult,
     TokenOutput,
+    check_request,
+    finish_reason,
 )
-from tandem.engine.runner_protocol import Runner
-from tandem.engine.sampling_types import Sampled
+from tandem.engine.runner_protocol import Runner, SeqSlice, StepBatch
 from tandem.engine.scheduler import Scheduler, StepItem, StepPlan
 from tandem.engine.sequence import QueueState, RequestState, Sequence
-from tandem.engine.step_assembly import assemble, is_chunk, prefill_slices, prompt_logprobs, scoring
-from tandem.engine.step_batch import SeqSlice, StepBatch
+from tandem.engine.step_assembly import (
+    BegunStep,
+    assemble,
+    is_chunk,
+    is_stale,
+    prefill_slices,
+    prompt_logprobs,
+    scoring,
+)
 from tandem.engine.step_budget import SchedulerConfig, StepPace
 from tandem.engine.swapping import Swap
 
@@ -52,7 +55,10 @@ _SCORED_LOGITS = SCORED_LOGITS
 
 
 class Engine:
-    """Continuous batching over a runner. Keys are unique among the requests that are in flight."""
+    """Continuous batching over a runner. Keys are unique among the requests that are in flight.
+
+    `scheduler`, `blocks` and `pace` are its parts, for the same thread.
+    """
 
     def __init__(
         self, runner: Runner, *, config: SchedulerConfig | None = None, clock: Clock, swap: Swap | None = None
@@ -61,16 +67,16 @@ class Engine:
         self.layout = runner.layout
         self.max_model_len = runner.max_model_len
         self.vocab_size = runner.vocab_size
-        self._config = config or SchedulerConfig()
+        self.config = config or SchedulerConfig()
         self._runner, self._clock = runner, clock
         self.eos_token_ids = tuple(runner.eos_token_ids)
         self._eos = frozenset(runner.eos_token_ids)
-        self._space = BlockSpace(runner.layout, runner.num_blocks, clock)
-        self.ledgers = self._space.ledgers
-        self._pace = StepPace(self._config, self._space.block_tokens)
+        self.blocks = BlockSpace(runner.layout, runner.num_blocks, clock)
+        self.ledgers = self.blocks.ledgers
+        self.pace = StepPace(self.config, self.blocks.block_tokens)
         scored = _SCORED_LOGITS // runner.vocab_size
         self.swap = swap
-        self._scheduler = Scheduler(self._space, self._config, self._pace, scored, swap)
+        self.scheduler = Scheduler(self.blocks, self.config, self.pace, scored, swap)
         self._arrivals = 0
         self._early: list[tuple[RequestState, TokenOutput]] = []  # ends of replays with nothing left to generate
         self._batch: StepBatch | None = None  # that is computed now
@@ -80,69 +86,39 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """True while a request waits or runs. An empty step then means that blocks held elsewhere must come back."""
-        return self._scheduler.has_work or bool(self._early) or self._ahead is not None
+        return self.scheduler.has_work or bool(self._early) or self._ahead is not None
 
     @property
     def is_short_of_blocks(self) -> bool:
         """True while a preempted request waits to return, or the oldest running one cannot grow. Freed blocks are for
         these first."""
-        return self._scheduler.has_preempted or self._scheduler.is_starved
-
-    @property
-    def is_starved(self) -> bool:
-        """True while the oldest running request cannot grow, even after it preempted younger ones."""
-        return self._scheduler.is_starved
-
-    @property
-    def oldest_preempted_s(self) -> float | None:
-        """Arrival time of the oldest preempted request that waits to return."""
-        return self._scheduler.oldest_preempted_s
+        return self.scheduler.has_preempted or self.scheduler.is_starved
 
     @property
     def growth_blocks(self) -> int:
         """Blocks a group that running choices may need soon: one each. Others should not take the last of these."""
-        return self._scheduler.running_sequences
-
-    def has_turn_for(self, choices: int, arrival_s: float, reserved: int) -> bool:
-        """True if `choices` of a request that arrived at `arrival_s` can run now. Counts those that run, wait
-        here and came before, or are `reserved` (see `reserve_choices`): never more than `max_sequences` at once."""
-        self.reserve_choices(reserved)
-        return self._scheduler.has_turn_for(choices, arrival_s)
-
-    def reserve_choices(self, count: int) -> None:
-        """Reserve turns for so many choices, in all, that are to come by `add_prefilled`. Admission keeps them free."""
-        self._scheduler.reserved_sequences = count
+        return self.scheduler.running_sequences
 
     def preempt_for(self, arrival_s: float, needs: AbstractSequence[int]) -> list[str]:
         """Preempt requests younger than `arrival_s`, youngest first, until each group has `needs[i]` blocks
         available beyond `growth_blocks`. Returns their keys; [] and nothing changed if that cannot be.
         Never the oldest running."""
         self._await_ahead()
-        return self._scheduler.preempt_for(arrival_s, needs)
-
-    @property
-    def prefill_speed(self) -> PrefillSpeed:
-        """The measured speed; its rate is 0 before the first prompt."""
-        return self._pace.prefill_speed
-
-    @property
-    def queue_rules(self) -> QueueRules:
-        """The order in which it computes prompts."""
-        return self._config.queue
+        return self.scheduler.preempt_for(arrival_s, needs)
 
     def check(self, request: EngineRequest) -> None:
         """Raise InvalidRequestError or ContextLengthError if `request` can never run here."""
         check_request(
             request, max_model_len=self.max_model_len, vocab_size=self.vocab_size,
-            max_sequences=self._config.max_sequences, block_tokens=self._space.block_tokens,
-            pool_blocks=self._space.total_blocks(),
+            max_sequences=self.config.max_sequences, block_tokens=self.blocks.block_tokens,
+            pool_blocks=self.blocks.total_blocks(),
         )  # fmt: skip
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request. Raises what `check` raises, and InternalError for a key in flight."""
         state = self._new_state(request, request.forced)
         if state.live:
-            self._scheduler.add(state)
+            self.scheduler.add(state)
 
     def add_prefilled(
         self,
@@ -161,39 +137,35 @@ class Engine:
         if len(known) != request.sampling.n:
             raise InternalError(f"{len(known)} of {request.sampling.n} choices have a first token")
         if all(choice.finish for choice in choices) or not (state := self._new_state(request, choices)).live:
-            self.release_holder(holder)
+            self.blocks.release_holder(holder)
             return
         state.cached_tokens = 0
         state.scored = len(request.prompt) - 1  # the worker that computed the prompt has reported it
-        self._space.adopt(state, holder, tables)
-        self._scheduler.add_running(state)
+        self.blocks.adopt(state, holder, tables)
+        self.scheduler.add_running(state)
 
     def cancel(self, key: str) -> bool:
-        """Forget a request in any phase and give back its blocks at once; False if it is not in flight."""
-        state = self._scheduler.get(key)
+        """Forget a request in any phase and give back its blocks at once; full ones stay cached. False if unknown."""
+        state = self.scheduler.get(key)
         if state is None:
             return False
-        self._scheduler.remove(state)
+        self.scheduler.remove(state)
         return True
 
     def end_choice(self, key: str, choice: int) -> None:
         """End an unwanted choice as it stands, without reporting it. Its blocks go back at once.
 
         A request without any other choice is forgotten; a PREFILL_ONLY one that has run keeps its blocks until
-        `release`. Unknown keys and choices that have ended are ignored.
+        `cancel`. Unknown keys and choices that have ended are ignored.
         """
-        state = self._scheduler.get(key)
+        state = self.scheduler.get(key)
         if state is not None:
-            self._scheduler.end_choice(state, choice)
-
-    def release(self, key: str) -> None:
-        """Give back the blocks of a PREFILL_ONLY request; full ones stay cached. Unknown keys are ignored."""
-        self.cancel(key)
+            self.scheduler.end_choice(state, choice)
 
     def block_table(self, key: str, group: GroupId) -> list[BlockId]:
         """The blocks of the prompt in logical order, empty while the request waits. KeyError if not in flight."""
         state = self._state(key)
-        count = self._space.blocks_for(len(state.request.prompt))
+        count = self.blocks.blocks_for(len(state.request.prompt))
         return next((s.tables[group][:count] for s in state.sequences if s.tables[group]), [])
 
     def cached_tokens(self, key: str) -> int:
@@ -202,11 +174,11 @@ class Engine:
 
     def load(self) -> EngineLoad:
         """Number of waiting and running requests, sequences and tokens."""
-        return self._scheduler.load(self._clock.now_s())
+        return self.scheduler.load(self._clock.now_s())
 
     def in_flight(self) -> list[str]:
-        """Keys of all requests that are waiting, running or parked until `release`."""
-        return [state.request.key for state in self._scheduler.states()]
+        """Keys of all requests that are waiting, running or parked until `cancel`."""
+        return [state.request.key for state in self.scheduler.states()]
 
     def reserve(
         self,
@@ -217,24 +189,12 @@ class Engine:
     ) -> tuple[Reserved, ...] | None:
         """Reserve `count` blocks a group for KV from elsewhere: those cached under `hashes`, and new ones, save for the
         first `window_offsets[i]` of group i. None, and nothing held, if running choices could not grow then."""
-        return self._space.reserve(holder, hashes, count, self.growth_blocks, window_offsets)
+        return self.blocks.reserve(holder, hashes, count, self.growth_blocks, window_offsets)
 
     def hit_blocks(self, hashes: AbstractSequence[BlockHash], *, is_whole: bool) -> int:
         """Number of leading blocks that a request would not have to compute; `is_whole`: counts only up to where all of
         them are here, also behind windows. Holds nothing."""
         return longest_hit(self.ledgers, self.layout.groups, hashes, is_whole=is_whole)
-
-    def release_holder(self, holder: Holder) -> None:
-        """Give a holder's blocks back, in every group. Nothing may read or write them for it any more."""
-        self._space.release_holder(holder)
-
-    def take_block_events(self) -> list[CacheEvent]:
-        """Hashes stored and removed since the last call, in order. Call it after every step."""
-        return self._space.take_events()
-
-    def check_integrity(self) -> None:
-        """Raise LedgerError if scheduler and ledgers disagree."""
-        self._scheduler.check_integrity()
 
     def step(self, on_layers: LayerHook | None = None) -> StepResult:
         """Compute one batch. Requests with a failed computation are in `failed` and hold nothing any more.
@@ -244,7 +204,7 @@ class Engine:
         begun, self._ahead = self._ahead, None
         started_s = self._clock.now_s() if begun is None else begun.since_s
         self._ended = {output.key: state for state, output in self._early}
-        plan = self._scheduler.plan(started_s) if begun is None else begun.plan
+        plan = self.scheduler.plan(started_s) if begun is None else begun.plan
         outputs = [output for _, output in self._early]
         self._early.clear()
         failed: dict[str, Exception] = {}
@@ -273,7 +233,7 @@ class Engine:
             self._ahead.since_s = ended_s
         if plan.items and not failed:
             took_s = ended_s - started_s
-            self._pace.observe(plan.prefill_tokens, plan.decode_tokens, took_s, plan.prefill_attended)
+            self.pace.observe(plan.prefill_tokens, plan.decode_tokens, took_s, plan.prefill_attended)
         return StepResult(
             outputs=tuple(outputs), prefilled=slices, preempted=tuple(plan.preempted),
             recomputed_tokens=plan.recomputed_tokens,
@@ -287,10 +247,6 @@ class Engine:
         """Counts of the step in progress; {} between steps. Any thread."""
         batch = self._batch
         return batch.counts() if batch is not None else {}
-
-    def forget_pace(self) -> None:
-        """Discard the measured pace of steps so far: that of a warm-up is not representative."""
-        self._pace.forget()
 
     def probe(self) -> None:
         """After a step that failed: compute one token beside all requests, if a block is free.
@@ -311,12 +267,12 @@ class Engine:
             what = "the engine cannot compute even one token any more"
             raise WorkerLostError(what, why=f"{type(error).__name__}: {error}") from error
         finally:
-            self.release_holder(holder)
+            self.blocks.release_holder(holder)
 
     def _new_state(self, request: EngineRequest, outputs: tuple[ChoiceState, ...]) -> RequestState:
         """Check a request and settle choices that their known tokens already end (their last token is reported
         again)."""
-        if self._scheduler.get(request.key) is not None:
+        if self.scheduler.get(request.key) is not None:
             raise InternalError(f"request {request.key} is already in this engine")
         self.check(dataclasses.replace(request, forced=outputs))
         self._arrivals += 1
@@ -329,8 +285,10 @@ class Engine:
         state.is_forked = len(state.live) <= 1
         return state
 
-    def _execute(self, plan: StepPlan, slices: tuple[PrefillSlice, ...], on_layers: LayerHook | None) -> list[Sampled]:
-        """Run the planned batch; one Sampled for every taker, in the order of items."""
+    def _execute(
+        self, plan: StepPlan, slices: tuple[PrefillSlice, ...], on_layers: LayerHook | None
+    ) -> list[TokenOutput]:
+        """Run the planned batch; one result for every taker, in the order of items."""
         batch, rows = assemble(plan.items)
         plan.logit_rows = len(batch.logit_rows)
         hook: Callable[[int, int], None] | None = None
@@ -356,7 +314,7 @@ class Engine:
         begun = ahead.begin(batch, rows)
         return None if begun is None else BegunStep(plan, batch, begun)
 
-    def _overlap(self, begun: BegunStep) -> list[Sampled]:
+    def _overlap(self, begun: BegunStep) -> list[TokenOutput]:
         """Begin the step behind `begun`, if it can be planned, and wait for the tokens of `begun`."""
         self._batch = begun.batch
         try:
@@ -365,11 +323,11 @@ class Engine:
         finally:
             self._batch = None
             items = self._ahead.plan.items if self._ahead is not None else ()
-            self._space.keep_written((item.sequence, item.end) for item in items)
+            self.blocks.keep_written((item.sequence, item.end) for item in items)
 
     def _begin_behind(self, before: BegunStep) -> BegunStep | None:
         ahead = self._runner.ahead
-        plan = self._scheduler.plan_ahead([item for item in before.plan.items if not is_stale(item)])
+        plan = self.scheduler.plan_ahead([item for item in before.plan.items if not is_stale(item)])
         if plan is None or ahead is None or before.begun is None:
             return None
         places = {item.sequence: place for place, item in enumerate(before.plan.items)}
@@ -384,7 +342,7 @@ class Engine:
         """Wait until the device is done with the step that has begun. Its results are kept."""
         if self._ahead is not None:
             self._ahead.wait()
-            self._space.keep_written(())
+            self.blocks.keep_written(())
 
     def _copy(self, items: list[StepItem]) -> None:
         copies: dict[GroupId, list[tuple[int, int]]] = {}
@@ -397,7 +355,7 @@ class Engine:
     def _commit(
         self,
         items: list[StepItem],
-        sampled: list[Sampled],
+        sampled: list[TokenOutput],
         outputs: list[TokenOutput],
         scores: list[PromptLogprobs],
         failed: dict[str, Exception],
@@ -412,12 +370,12 @@ class Engine:
                 continue
             if not all(result.is_valid for result in (*scored, *tokens)):
                 error = InternalError("the logits have no finite maximum", why="the computation went wrong")
-                self._space.unpublish(state)  # earlier blocks of this prompt may be bad too
+                self.blocks.unpublish(state)  # earlier blocks of this prompt may be bad too
                 self._fail([item], error, failed)
                 continue
             item.sequence.computed = item.end
-            self._space.publish(state, item.sequence)
-            self._space.leave(state, item.sequence)
+            self.blocks.publish(state, item.sequence)
+            self.blocks.leave(state, item.sequence)
             if scored:
                 scores.append(prompt_logprobs(item, scored))
             for sequence, result in zip(sampling_choices, tokens, strict=True):
@@ -432,18 +390,18 @@ class Engine:
         """Fork, park or end a request after one of its sequences moved."""
         sequence = item.sequence
         if state.is_prefill_only and state.is_first_token_done:
-            self._scheduler.park(state)
+            self.scheduler.park(state)
             return
         if not state.is_forked and item.end == sequence.prompt_tokens:
-            self._space.fork(state, sequence)
+            self.blocks.fork(state, sequence)
         if state.is_prefill_only:
             return
         for taker in item.sampling_choices:
             if taker.finish is not None:
-                self._space.release_sequence(taker)
+                self.blocks.release_sequence(taker)
         if not state.live:
             self._ended[state.request.key] = state
-            self._scheduler.remove(state)
+            self.scheduler.remove(state)
 
     def _finish_if_done(self, state: RequestState, sequence: Sequence) -> None:
         sequence.finish = finish_reason(
@@ -456,20 +414,21 @@ class Engine:
         for item in items:
             if item.state.place is not QueueState.GONE:
                 failed[item.state.request.key] = _as_tandem_error(error)
-                self._scheduler.remove(item.state)
+                self.scheduler.remove(item.state)
 
     def _state(self, key: str) -> RequestState:
-        state = self._scheduler.get(key)
+        state = self.scheduler.get(key)
         if state is None:
             raise KeyError(key)
         return state
 
 
-def _output(key: str, sequence: Sequence, result: Sampled | None) -> TokenOutput:
-    return TokenOutput(
-        key=key, choice=sequence.choice, index=len(sequence.outputs) - 1, token=sequence.outputs[-1],
-        logprob=result.logprob if result else None, finish=sequence.finish,
-    )  # fmt: skip
+def _output(key: str, sequence: Sequence, result: TokenOutput | None) -> TokenOutput:
+    """Fill in of which choice `result` is; None = a replay that ends with its last token, nothing left to generate."""
+    output = result or TokenOutput(sequence.outputs[-1])
+    output.key, output.choice, output.index = key, sequence.choice, len(sequence.outputs) - 1
+    output.finish = sequence.finish
+    return output
 
 
 def _as_tandem_error(error: Exception) -> TandemError:

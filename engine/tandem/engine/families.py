@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tandem.engine import experts_config as experts
 from tandem.engine.config_fields import Fields
-from tandem.engine.deepseek_experts import V2_DEFAULTS, V3_DEFAULTS, deepseek_v2_experts, deepseek_v3_experts
-from tandem.engine.experts_config import ExpertsConfig, mixtral_experts, qwen3_experts
-from tandem.engine.gpt_oss_config import GPT_OSS_DEFAULTS, MXFP4, gpt_oss_experts
+from tandem.engine.experts_config import ExpertsConfig
 from tandem.engine.latent_config import DEFAULTS as LATENT_DEFAULTS
 
 
@@ -129,27 +128,28 @@ FAMILIES: dict[str, FamilySpec] = {
         reads=_GEMMA_READS,
     ),
     "MixtralForCausalLM": FamilySpec(
-        qkv_bias=False, windowed=every_layer, experts=mixtral_experts,
+        qkv_bias=False, windowed=every_layer, experts=experts.mixtral_experts,
         defaults={"num_local_experts": 8, "num_experts_per_tok": 2},
     ),
     "Qwen3MoeForCausalLM": FamilySpec(
-        has_qk_norm=True, windowed=every_layer, has_window_switch=True, experts=qwen3_experts,
+        has_qk_norm=True, windowed=every_layer, has_window_switch=True, experts=experts.qwen3_experts,
         defaults={"sliding_window": 4096, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
         reads=frozenset({
             "attention_bias", "decoder_sparse_step", "mlp_only_layers", "norm_topk_prob", "use_sliding_window",
         }),
     ),
     "GptOssForCausalLM": FamilySpec(
-        windowed=every_other_layer, experts=gpt_oss_experts, has_sinks=True, has_float_norms=True,
-        quantizations=frozenset({MXFP4}), defaults=GPT_OSS_DEFAULTS, null_fields=_NULL_FIELDS | {"head_dim"},
+        windowed=every_other_layer, experts=experts.gpt_oss_experts, has_sinks=True, has_float_norms=True,
+        quantizations=frozenset({experts.MXFP4}), defaults=experts.GPT_OSS_DEFAULTS,
+        null_fields=_NULL_FIELDS | {"head_dim"},
         reads=frozenset({"attention_bias", "layer_types", "swiglu_alpha", "swiglu_limit"}),
     ),
     "DeepseekV2ForCausalLM": FamilySpec(
-        has_latent=True, experts=deepseek_v2_experts, defaults=LATENT_DEFAULTS | V2_DEFAULTS,
+        has_latent=True, experts=experts.deepseek_v2_experts, defaults=LATENT_DEFAULTS | experts.V2_DEFAULTS,
         reads=_DEEPSEEK_READS | {"mlp_bias"},
     ),
     "DeepseekV3ForCausalLM": FamilySpec(
-        has_latent=True, experts=deepseek_v3_experts, defaults=LATENT_DEFAULTS | V3_DEFAULTS,
+        has_latent=True, experts=experts.deepseek_v3_experts, defaults=LATENT_DEFAULTS | experts.V3_DEFAULTS,
         null_fields=_NULL_FIELDS | {"norm_topk_prob"},
         reads=_DEEPSEEK_READS | {"rope_interleave"},
     ),

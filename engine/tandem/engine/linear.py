@@ -1,19 +1,86 @@
-"""Matrix products with fixed weights, prepared once for the device and precision they run on."""
+"""Matrix products with fixed weights, prepared once for the device and precision they run on; plain or quantised.
+
+Weights are quantised at load from plain ones, one tensor at a time, on the CPU. Embedding, norms and the routers of
+experts stay as they are; every other matrix that rows are multiplied with, the head among them, is quantised after it
+was cut for its rank, so that each rank has scales of its own. KV stays in the model's dtype.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tandem.engine.quantizing import Quantizer
-from tandem.kernels.packed_linear import PackedLinear, packs
+from tandem.core.errors import ConfigError
+from tandem.engine.model_config import QUANTISATIONS, ModelConfig
+from tandem.kernels.prepacked_linear import PrepackedLinear, packs
+from tandem.kernels.quantized_linear import (
+    BITS,
+    QuantizedLinear,
+    QuantizedWeight,
+    Unpacked,
+    packed_bytes,
+    unpacked_bytes,
+)
 
 Linear = Callable[[Tensor], Tensor]
 """[tokens, in_features] to [tokens, out_features], same dtype."""
+FAMILIES = frozenset({
+    "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Gemma2ForCausalLM",
+    "Gemma3ForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM", "GptOssForCausalLM",
+})  # fmt: skip
+"""Architectures in which every matrix is a product of rows, the only kind that is quantised."""
+DTYPES = ("float32", "bfloat16")
+"""Compute dtypes that quantised products answer in."""
+
+
+class Quantizer:
+    """Makes the products of one rank's model, which one thread computes with.
+
+    With `is_exact` a row's result does not depend on the other rows, bit for bit.
+    """
+
+    def __init__(self, kind: str, *, is_exact: bool = False) -> None:
+        self._bits, self._is_exact, self._unpacked = BITS[kind], is_exact, Unpacked()
+
+    def weight(self, tensor: Tensor) -> QuantizedWeight:
+        """`tensor` [out_features, in_features], quantised; it may be freed."""
+        return QuantizedWeight(tensor, self._bits)
+
+    def linear(self, weight: QuantizedWeight, bias: Tensor | None) -> QuantizedLinear:
+        return QuantizedLinear(weight, bias, unpacked=self._unpacked, is_exact=self._is_exact)
+
+    def bytes_of(self, shapes: Iterable[tuple[int, int]]) -> int:
+        """Memory of quantised weights of these shapes, and what products of many rows need beside them."""
+        every = list(shapes)
+        return sum(packed_bytes(*shape, self._bits) for shape in every) + unpacked_bytes(every, self._bits)
+
+
+def quantizer_for(
+    kind: str, config: ModelConfig, *, device: torch.device, dtype: str, is_deterministic: bool
+) -> Quantizer | None:
+    """For `--quantize kind`; None for "none". Raises ConfigError, with what to do, where that cannot be computed."""
+    if kind == "none":
+        return None
+    if kind not in QUANTISATIONS:
+        raise ConfigError(f"--quantize {kind} is unknown", todo=f"use {', '.join(QUANTISATIONS)}")
+    without, what = "leave --quantize out", f"--quantize {kind} cannot be used"
+    if config.architecture not in FAMILIES:
+        known = ", ".join(sorted(name.removesuffix("ForCausalLM") for name in FAMILIES))
+        raise ConfigError(f"{what} with {config.architecture}", why=f"it is known for {known}", todo=without)
+    if device.type != "cpu":
+        raise ConfigError(
+            f"{what} on {device}", why="its kernels are for the CPU", todo=f"add --device cpu, or {without}"
+        )
+    if dtype not in DTYPES:
+        raise ConfigError(
+            f"{what} with {dtype}", why=f"its products are {' or '.join(DTYPES)}",
+            todo=f"add --dtype bfloat16, or {without}",
+        )  # fmt: skip
+    return Quantizer(kind, is_exact=is_deterministic)
 
 
 def make_linear(
@@ -35,5 +102,5 @@ def make_linear(
             return RepeatableLinear(weight, bias)
         return partial(deterministic_linear, weight=weight, bias=bias)
     if weight.device.type == "cpu" and (packs(weight.dtype) or weight.dtype is torch.bfloat16):
-        return PackedLinear(weight, bias)
+        return PrepackedLinear(weight, bias)
     return partial(functional.linear, weight=weight, bias=bias)

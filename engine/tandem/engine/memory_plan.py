@@ -230,11 +230,17 @@ def _machine_bytes(info: Path) -> int | None:
 
 
 def _container_bytes(cgroup: Path) -> int | None:
-    """Bytes left by version 2 of control groups."""
-    try:
-        limit = int((cgroup / "memory.max").read_text())  # "max": there is none
-        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-        used = int((cgroup / "memory.current").read_text())
-        return limit - used + int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
-    except (OSError, ValueError):
-        return None
+    """Bytes left by control groups, version 2 or else 1."""
+    first = cgroup / "memory"
+    for limit, usage, stat, prefix in (
+        (cgroup / "memory.max", cgroup / "memory.current", cgroup / "memory.stat", ""),
+        (first / "memory.limit_in_bytes", first / "memory.usage_in_bytes", first / "memory.stat", "total_"),
+    ):
+        try:
+            most = int(limit.read_text())  # "max": there is none
+            counts = dict(line.split() for line in stat.read_text().splitlines())
+            cached = sum(int(counts.get(f"{prefix}{kind}_file", 0)) for kind in ("inactive", "active"))
+            return most - int(usage.read_text()) + cached
+        except (OSError, ValueError):
+            continue
+    return None

@@ -9,13 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from tandem.core.errors import ModelError
 from tandem.core.gguf.model_files import is_gguf
 from tandem.core.kv_layout import DTYPE_BYTES
 from tandem.engine.config_fields import Fields, read_fields
-from tandem.engine.deepseek_experts import unused_layers
-from tandem.engine.experts_config import ExpertsConfig
+from tandem.engine.experts_config import ExpertsConfig, unused_layers
 from tandem.engine.families import ANSWER_FIELDS, FAMILIES, FamilySpec, no_layer
-from tandem.engine.fp8_config import read_scale_blocks
 from tandem.engine.gguf.config import read_gguf_fields
 from tandem.engine.latent_config import LatentShape, read_latent
 from tandem.engine.rope_config import RopeConfig, read_rope, read_ropes_by_layer_type
@@ -24,7 +23,8 @@ DTYPES = tuple(DTYPE_BYTES)
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 """Names in config.json, and the decoder's activations that they mean."""
 
-
+TP_SIZES = (1, 2, 3, 4, 8)
+SPOKEN_SIZES = f"{', '.join(map(str, TP_SIZES[:-1]))} or {TP_SIZES[-1]}"
 QUANTISATIONS = ("none", "int8", "int4")
 """Values of `--quantize`."""
 WEIGHT_BYTES = {"int8": 1.0, "int4": 17 / 32}
@@ -173,11 +173,41 @@ def read_model_config(model_dir: Path) -> ModelConfig:
         has_sinks=family.has_sinks,
         has_float_norms=family.has_float_norms,
         latent=latent,
-        scale_blocks=read_scale_blocks(raw),
+        scale_blocks=_read_scale_blocks(raw),
         unused_layers=unused_layers(raw) if latent else 0,
     )
     _check_shape(raw, config)
     return config
+
+
+def tp_refusal(config: ModelConfig, tp: int) -> str:
+    """Return why the model cannot be split over `tp` ranks; "" if it can. The vocabulary always fits: it is padded."""
+    if tp not in TP_SIZES:
+        return f"a worker has {SPOKEN_SIZES} ranks"
+    if config.heads % tp:
+        return f"its {config.heads} query heads cannot be split evenly over {tp} ranks"
+    if config.kv_heads % tp and tp % config.kv_heads:
+        return f"its {config.kv_heads} KV heads can neither be split nor repeated evenly over {tp} ranks"
+    if config.dense_layers and config.intermediate % tp:
+        return f"its {config.intermediate} intermediate features cannot be split evenly over {tp} ranks"
+    if config.experts is not None and config.experts.intermediate % tp:
+        return f"its experts' {config.experts.intermediate} features cannot be split evenly over {tp} ranks"
+    if config.experts is not None and config.experts.shared % tp:
+        return f"its shared experts' {config.experts.shared} features cannot be split evenly over {tp} ranks"
+    return ""
+
+
+def fitting_tp(config: ModelConfig) -> tuple[int, ...]:
+    """The TP sizes that fit the model, smallest first; 1 always does."""
+    return tuple(tp for tp in TP_SIZES if not tp_refusal(config, tp))
+
+
+def check_tp(config: ModelConfig, tp: int) -> None:
+    """Raise ModelError, with the sizes that fit, unless the model can be split over `tp` ranks."""
+    why = tp_refusal(config, tp)
+    if why:
+        fits = ", ".join(str(size) for size in fitting_tp(config))
+        raise ModelError(f"--tp {tp} does not fit the model ({config.architecture})", why=why, todo=f"use --tp {fits}")
 
 
 def _family(raw: Fields) -> tuple[str, FamilySpec]:
@@ -202,7 +232,7 @@ def _family(raw: Fields) -> tuple[str, FamilySpec]:
 def _refuse_unsupported(raw: Fields, architecture: str, family: FamilySpec) -> None:
     quantization = raw.get("quantization_config")
     method = str(quantization.get("quant_method") if isinstance(quantization, dict) else quantization)
-    if quantization and method not in family.quantizations and read_scale_blocks(raw) is None:
+    if quantization and method not in family.quantizations and _read_scale_blocks(raw) is None:
         raise raw.error(
             f"quantized weights ({method}) are not supported",
             why="quantization_config is set",
@@ -212,6 +242,23 @@ def _refuse_unsupported(raw: Fields, architecture: str, family: FamilySpec) -> N
         value = raw.get(name)
         if name not in family.reads and value is not None and value not in neutral:
             raise raw.error(f"{name} {value} is not supported", why=f"{architecture} is computed without it")
+
+
+def _read_scale_blocks(raw: Fields) -> tuple[int, int] | None:
+    """Rows and columns of a matrix that share a scale; None where weights are not of this kind. Raises ModelError."""
+    quantization = raw.get("quantization_config")
+    if not isinstance(quantization, dict) or quantization.get("quant_method") != "fp8":
+        return None
+    fields = Fields(quantization, raw.path)
+    if fields.get("fmt") not in (None, "e4m3"):
+        raise raw.error(f"fp8 weights of the format {fields.get('fmt')} are not supported", todo="use e4m3")
+    blocks = fields.get("weight_block_size")
+    if not isinstance(blocks, list) or len(blocks) != 2 or not all(type(one) is int and one > 0 for one in blocks):
+        raise raw.error(
+            f"weight_block_size is {blocks!r}", why="fp8 weights are read where blocks of rows and columns have scales",
+            todo="use a checkpoint with scales of blocks, or plain weights",
+        )  # fmt: skip
+    return blocks[0], blocks[1]
 
 
 def _activation(raw: Fields, family: FamilySpec) -> str:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.core.errors import ModelError
-from tandem.core.fingerprint import Fingerprint
+from tandem.core.files import expand_user, unwritable
 from tandem.core.gguf.model_files import GgufModel, folder_of, gguf_files, gguf_in, is_gguf, model_name
-from tandem.core.paths import expand_user, unwritable
+from tandem.core.kv_compatibility import Fingerprint
 from tandem.engine.model_config import ModelConfig
 
 INDEX_NAME = "model.safetensors.index.json"

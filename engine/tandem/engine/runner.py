@@ -18,21 +18,18 @@ from torch import Tensor
 from tandem.core.errors import ConfigError
 from tandem.core.logs import event
 from tandem.core.start_times import StartPhase
-from tandem.engine.async_copy import upload
 from tandem.engine.decode_graphs import DecodeGraphs, graph_bytes, graph_sizes
 from tandem.engine.kv_pool import KVPools
+from tandem.engine.linear import quantizer_for
 from tandem.engine.memory_plan import AutomaticKV, MemoryPlan, StepBounds, free_host_bytes, plan_memory
-from tandem.engine.model_config import ModelConfig, read_model_config
+from tandem.engine.model_config import ModelConfig, check_tp, read_model_config
 from tandem.engine.models.decoder import Decoder
 from tandem.engine.parallel import START_TIMEOUT_S, SingleRank, TensorGroup
 from tandem.engine.pool_plan import block_counts, context_length, kv_layout
-from tandem.engine.quantizing import quantizer_for
-from tandem.engine.runner_protocol import Ahead, Begun, LayersStored
+from tandem.engine.request import TokenOutput
+from tandem.engine.runner_protocol import Ahead, Begun, LayersStored, SampleRow, StepBatch
 from tandem.engine.sampler import Choosing, choose, sample
-from tandem.engine.sampling_types import Sampled, SampleRow
-from tandem.engine.step_batch import StepBatch
-from tandem.engine.step_tensors import SequenceTensors, StepTensors, build_step
-from tandem.engine.tp_checks import check_tp
+from tandem.engine.step_tensors import SequenceTensors, StepTensors, build_step, upload
 from tandem.kernels import warmup
 from tandem.kernels.backend import REFERENCE, uses_triton
 from tandem.kernels.cpu_memory import keep_freed_memory
@@ -58,7 +55,7 @@ class ModelRunner:
     `on_layers`: a larger one costs less, a smaller one lets a transfer start earlier. Where layers are joined, a step
     of few sequences with a token each makes one call, behind all of them. `kv_dtype` "auto" takes the compute dtype;
     attention always computes in the compute dtype. `enter` is called with phases as they begin. `quantize`: "int8" or
-    "int4" weights, see `quantizing`.
+    "int4" weights, see `Quantizer`.
     `bounds`: the largest step, for which `memory` is planned; raises StartupError if that is not free. With
     `has_graphs` a GPU that is the only rank captures decode steps as CUDA graphs, where no layer asks the host.
 
@@ -78,6 +75,7 @@ class ModelRunner:
             if value < 1:
                 raise ConfigError(f"{name} is {value}", why="it must be at least 1")
         self.config: ModelConfig = read_model_config(model_dir)
+        self.vocab_size, self.eos_token_ids = self.config.vocab_size, self.config.eos_token_ids
         self.group = SingleRank() if group is None else group
         check_tp(self.config, self.group.size)
         self.device = _device(device)
@@ -119,6 +117,7 @@ class ModelRunner:
             keep_freed_memory()
         counts = self.group.smallest(counts, timeout_s=START_TIMEOUT_S)
         self.pools = KVPools(self.layout, counts, self.device)
+        self.num_blocks = self.pools.num_blocks
         self.group.barrier()  # a rank without the memory is missed here, not in the first request
         self._block_tokens = tuple(group.block_tokens for group in self.layout.groups)
         self._windows = tuple(self.config.window_of(layer) for layer in range(self.config.layers))
@@ -133,19 +132,6 @@ class ModelRunner:
             enter(StartPhase.GRAPHS)
             graphs = self.decode_graphs(sizes)
             self._graphs = graphs if graphs.capture() else None
-
-    @property
-    def vocab_size(self) -> int:
-        return self.config.vocab_size
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        return self.config.eos_token_ids
-
-    @property
-    def num_blocks(self) -> tuple[int, ...]:
-        """Blocks in the pool of each KV group."""
-        return self.pools.num_blocks
 
     @property
     def has_joined_layers(self) -> bool:
@@ -209,7 +195,9 @@ class ModelRunner:
             self.group.abort(f"rank {self.group.rank} failed in a step: {error}")
             raise
 
-    def step(self, batch: StepBatch, rows: Sequence[SampleRow], on_layers: LayersStored | None = None) -> list[Sampled]:
+    def step(
+        self, batch: StepBatch, rows: Sequence[SampleRow], on_layers: LayersStored | None = None
+    ) -> list[TokenOutput]:
         """`forward`, then one token for every row; ranks above 0 choose none."""
         logits = self._forward(batch, on_layers)
         if rows and self.group.rank == 0:

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from tandem.core.handoff import TokenLogprob
-from tandem.engine.async_copy import Download, upload
-from tandem.engine.masks import apply_masks
-from tandem.engine.penalties import apply_bias, apply_penalties
-from tandem.engine.sampling_filters import choose_filtered, choose_unfiltered
-from tandem.engine.sampling_types import Sampled, SampleRow
+from tandem.engine.logits_processors import apply_bias, apply_masks, apply_penalties
+from tandem.engine.request import TokenOutput
+from tandem.engine.runner_protocol import SampleRow
+from tandem.engine.step_tensors import Download, upload
+from tandem.engine.token_drawing import choose_filtered, choose_unfiltered
 
 _CPU_PIECE = 65_536
 """Logits drawn from at once on a CPU: larger temporaries leave the cache and cost page faults (9 times as long)."""
@@ -46,11 +46,11 @@ class Choosing:
         self._rows, self._reports = rows, reports
         self._download = Download(tokens, values)
 
-    def results(self) -> list[Sampled]:
+    def results(self) -> list[TokenOutput]:
         """Return the chosen tokens, in the order of the rows. Waits for the device; once."""
         tokens, values = (tensor.tolist() for tensor in self._download.wait())
         results = [
-            Sampled(token, is_valid=math.isfinite(values[row.row]))
+            TokenOutput(token, is_valid=math.isfinite(values[row.row]))
             for token, row in zip(tokens, self._rows, strict=True)
         ]
         for report in self._reports:
@@ -58,7 +58,7 @@ class Choosing:
         return results
 
 
-def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
+def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[TokenOutput]:
     """Tokens for `rows` from fp32 `logits` [n, vocab], which are not changed. Several rows may share a logits row.
 
     Rows with a token are only reported. Logprobs are the log-softmax of the raw logits.
@@ -165,7 +165,7 @@ class _Report:
         values, ids = raw.topk(max(self._wanted), dim=-1)
         self._download = Download(own[:, 0], ranks, values, ids)
 
-    def tell(self, results: list[Sampled]) -> None:
+    def tell(self, results: list[TokenOutput]) -> None:
         """Add them to the results of all rows, save to those without a token. Waits for the device."""
         numbers = (tensor.tolist() for tensor in self._download.wait())
         for place, count, logprob, rank, values, ids in zip(self._places, self._wanted, *numbers, strict=True):

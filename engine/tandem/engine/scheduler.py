@@ -1,7 +1,7 @@
 """Decides what each step computes: decodes first, then prompts, within a budget of tokens and time.
 
     add ──▶ waiting ──admit──▶ running ──last token──▶ gone
-               ▲                 │  └──PREFILL_ONLY: first tokens──▶ parked ──release──▶ gone
+               ▲                 │  └──PREFILL_ONLY: first tokens──▶ parked ──cancel──▶ gone
                └────preempt──────┘
 
 The youngest is preempted (its blocks go back; it is computed again, or its KV waits in host memory: see `swapping`),
@@ -24,7 +24,7 @@ from tandem.core.prefill_queue import QueuedWork, attended
 from tandem.engine.block_manager import BlockCopy, BlockSpace
 from tandem.engine.request import EngineLoad
 from tandem.engine.sequence import Age, QueueState, RequestState, Sequence
-from tandem.engine.step_budget import SchedulerConfig, StepPace
+from tandem.engine.step_budget import SHORT_REST, SchedulerConfig, StepPace
 from tandem.engine.swapping import Swap
 
 
@@ -101,8 +101,10 @@ class Scheduler:
         """Choices that grow by a token a step."""
         return sum(len(state.live) for state in self._running)
 
-    def has_turn_for(self, choices: int, arrival_s: float) -> bool:
-        """True if so many more choices can run, counting those that run, are reserved, or wait and came before."""
+    def has_turn_for(self, choices: int, arrival_s: float, reserved: int) -> bool:
+        """True if so many more choices can run, of a request that arrived at `arrival_s`: never more than
+        `max_sequences` with those that run, wait and came before, or are `reserved` (see `reserved_sequences`)."""
+        self.reserved_sequences = reserved
         older = sum(len(state.live) for state in self._waiting if state.age[0] <= arrival_s)
         ahead = self.running_sequences + self.reserved_sequences + older
         return not ahead or ahead + choices <= self._config.max_sequences
@@ -214,7 +216,7 @@ class Scheduler:
         self._space.check_integrity(self.states())
         waiting = {state.request.key for state in self._waiting if state.is_preempted}
         if self._swap is not None and not waiting.issuperset(self._swap.keys):
-            raise LedgerError(f"KV is kept of {set(self._swap.keys) - waiting}, who are not preempted")
+            raise LedgerError(f"KV is kept for {set(self._swap.keys) - waiting}, which are not preempted")
 
     def _plan_decodes(self, plan: StepPlan) -> list[RequestState]:
         """Plan one token for every decoding choice, oldest first; returns the requests that still prefill."""
@@ -335,7 +337,12 @@ class Scheduler:
         size = self._space.block_tokens
         for sequence in state.catching_up():
             start, goal = sequence.computed, state.goal(sequence)
-            most = min(budget - used, max(self._config.chunk_tokens, size))
+            chunk = max(self._config.chunk_tokens, size)
+            most = min(budget - used, chunk)
+            room = self._config.max_step_tokens - plan.prefill_tokens - used
+            takes_rest = most > SHORT_REST and not plan.decode_tokens
+            if takes_rest and goal - start <= min(most + SHORT_REST, chunk, room):
+                most = goal - start
             if state.unscored_tokens:
                 most = min(most, self._max_scored_tokens - plan.scored_tokens)
             end = min(goal, start + most)

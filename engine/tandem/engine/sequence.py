@@ -17,9 +17,9 @@ from tandem.core.block_hash import BlockHash
 from tandem.core.handoff import ChoiceState
 from tandem.core.ids import BlockId, ChoiceIndex
 from tandem.core.ledger import Holder, HoldKind
-from tandem.core.lifecycle import FinishReason
-from tandem.engine.choice_sampling import ChoiceSampling
+from tandem.core.state_enums import FinishReason
 from tandem.engine.request import EngineRequest, RequestKind
+from tandem.engine.sampling_state import ChoiceSampling
 
 GONE = BlockId(0)
 Age = tuple[float, int]

@@ -1,11 +1,14 @@
-"""Converts a plan's items to a runner's input, and results to requests. Plain values; imports no torch."""
+"""Converts a plan's items to a runner's input, and results to requests; keeps a step that the device computes.
+
+Plain values; imports no torch.
+"""
 
 from __future__ import annotations
 
-from tandem.engine.request import PrefillSlice, PromptLogprobs
-from tandem.engine.sampling_types import Sampled, SampleRow
-from tandem.engine.scheduler import StepItem
-from tandem.engine.step_batch import SeqSlice, StepBatch
+from tandem.engine.request import PrefillSlice, PromptLogprobs, TokenOutput
+from tandem.engine.runner_protocol import Begun, SampleRow, SeqSlice, StepBatch
+from tandem.engine.scheduler import StepItem, StepPlan
+from tandem.engine.sequence import QueueState
 
 
 def assemble(items: list[StepItem]) -> tuple[StepBatch, list[SampleRow]]:
@@ -48,7 +51,7 @@ def scoring(item: StepItem) -> range:
     return item.state.scoring(item.sequence, item.start, item.end)
 
 
-def prompt_logprobs(item: StepItem, scored: list[Sampled]) -> PromptLogprobs:
+def prompt_logprobs(item: StepItem, scored: list[TokenOutput]) -> PromptLogprobs:
     """A step's log-probabilities of prompt tokens; the request records how far they go."""
     positions, state = scoring(item), item.state
     state.scored = positions.stop
@@ -76,3 +79,36 @@ def prefill_slices(items: list[StepItem]) -> list[PrefillSlice]:
 def is_chunk(item: StepItem) -> bool:
     """True if it is more than one token."""
     return item.end - item.start > 1
+
+
+class BegunStep:
+    """`begun` is None where the step could not begin, because of `error`. `since_s`: when the step before it ended."""
+
+    def __init__(self, plan: StepPlan, batch: StepBatch, begun: Begun | None, error: Exception | None = None) -> None:
+        plan.logit_rows = len(batch.logit_rows)
+        self.plan, self.batch, self.begun = plan, batch, begun
+        self.since_s = 0.0
+        self._error = error
+        self._results: list[TokenOutput] | None = None
+
+    def wait(self) -> None:
+        """Wait until the device is done with it; an exception is raised by `results`."""
+        if self._results is not None or self._error is not None or self.begun is None:
+            return
+        try:
+            self._results = self.begun.results()
+        except Exception as error:  # noqa: BLE001 - raised by `results`
+            self._error = error
+
+    def results(self) -> list[TokenOutput]:
+        """One for every row of its batch. Raises what computing it raised."""
+        self.wait()
+        if self._results is None:
+            raise self._error or AssertionError("a step that has not begun")
+        return self._results
+
+
+def is_stale(item: StepItem) -> bool:
+    """True if the sequence ended, or lost its request or KV, after planning: its result is to be discarded."""
+    sequence = item.sequence
+    return item.state.place is QueueState.GONE or sequence.finish is not None or sequence.computed != item.start

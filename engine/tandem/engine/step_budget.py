@@ -11,6 +11,17 @@ _WEIGHT = 0.2  # of the newest measurement in the moving averages
 _FADE = 0.998  # weight of an older step in the fit, compared with the one after it
 TELLING_TOKENS = 512
 """Prompt tokens before a speed is reported: fewer reflect the fixed cost of a step more."""
+WITHOUT_DECODES = 2.5
+"""A step without decodes may take so many times `max_step_s`: no stream waits for it, and fewer steps cost less."""
+FIXED_SHARE = 1 / 5
+"""Largest part of a step without decodes that is fixed cost: longer chunks save little, and others wait for them."""
+TELLING_STEP = 64
+"""Tokens of a step from which on its prefill rate counts. A smaller step shows the fixed cost instead, of which a rate
+would make the next chunk smaller still."""
+SHORT_REST = TELLING_STEP - 1
+"""Tokens of a prompt's rest that goes with a longer chunk before it, in a step without decodes: a step of its own would
+be mostly fixed cost."""
+_FORGET = 1.001  # by this the shortest small step grows with each step
 _ALIKE = 1e-3  # steps with contexts that differ by less than this part do not show the cost of context
 
 
@@ -18,8 +29,10 @@ _ALIKE = 1e-3  # steps with contexts that differ by less than this part do not s
 class SchedulerConfig:
     """Budgets of one step.
 
-    `max_step_tokens` and `max_step_s` bound a step; decodes are served first. `max_sequences` bounds decodes a step
-    and admitted choices, `chunk_tokens` the prompt tokens of one request a step. `queue` orders prompts.
+    `max_step_tokens` and `max_step_s` bound a step; decodes are served first. A step without decodes may take longer
+    (see WITHOUT_DECODES), and longer still where it would be mostly fixed cost (see FIXED_SHARE). `max_sequences`
+    bounds decodes a step and admitted choices, `chunk_tokens` the prompt tokens of one request a step. `queue` orders
+    prompts.
     """
 
     max_step_tokens: int = 512
@@ -35,7 +48,11 @@ class SchedulerConfig:
 
 
 class StepPace:
-    """Measures steps and sizes chunks. Steps without prompt tokens give the cost of decoding, the others the rate."""
+    """Measures steps and sizes chunks.
+
+    Steps without prompt tokens give the cost of decoding, those with many the rate, and the shortest small one the
+    fixed cost, which is reading the weights above all; the warm-up has such steps.
+    """
 
     def __init__(self, config: SchedulerConfig, block_tokens: int) -> None:
         self._config, self._block_tokens = config, block_tokens
@@ -45,11 +62,13 @@ class StepPace:
         """Reset to the state without measurements."""
         self._decode_s: float | None = None
         self._tokens_per_s: float | None = None
+        self._small_rate: float | None = None
+        self._fixed_s: float | None = None
         self._fit = _SpeedFit()
 
     @property
     def prefill_tokens_per_s(self) -> float | None:
-        """Moving average of the prefill rate; None before the first measurement."""
+        """Moving average of the prefill rate; None before a step of TELLING_STEP prompt tokens."""
         return self._tokens_per_s
 
     @property
@@ -58,12 +77,19 @@ class StepPace:
         return self._fit.speed
 
     def chunk_budget(self, decodes: int) -> int:
-        """Prompt tokens for a step with `decodes` decodes: whole blocks, at least one."""
-        block = self._block_tokens
+        """Prompt tokens for a step with `decodes` decodes: whole blocks, at least one.
+
+        As many as fit into `max_step_s`, by the rate of small steps until there is another. Without decodes the step
+        is longer (see WITHOUT_DECODES and FIXED_SHARE); the first one has no time bound.
+        """
+        block, rate, left_s = self._block_tokens, self._tokens_per_s, self._config.max_step_s
         tokens = self._config.max_step_tokens - decodes
-        if self._tokens_per_s is not None:
-            left_s = self._config.max_step_s - (self._decode_s or 0.0 if decodes else 0.0)
-            tokens = min(tokens, int(left_s * self._tokens_per_s) // block * block)
+        if decodes:
+            rate, left_s = rate or self._small_rate, left_s - (self._decode_s or 0.0)
+        else:
+            left_s = max(WITHOUT_DECODES * left_s, (self._fixed_s or 0.0) / FIXED_SHARE)
+        if rate is not None:
+            tokens = min(tokens, int(left_s * rate) // block * block)
         return max(block, tokens)
 
     def observe(
@@ -73,12 +99,20 @@ class StepPace:
         chunks (tandem.core.prefill_queue.attended)."""
         if duration_s <= 0:
             return
+        if self._fixed_s is not None:
+            self._fixed_s *= _FORGET
+        if prefill_tokens + decode_tokens < TELLING_STEP:
+            self._fixed_s = duration_s if self._fixed_s is None else min(self._fixed_s, duration_s)
         if not prefill_tokens:
             self._decode_s = _blend(self._decode_s, duration_s)
             return
         # An old decode estimate near or above the whole step would make the rate infinite.
         decode_s = min(self._decode_s or 0.0, 0.9 * duration_s) if decode_tokens else 0.0
-        self._tokens_per_s = _blend(self._tokens_per_s, prefill_tokens / (duration_s - decode_s))
+        rate = prefill_tokens / (duration_s - decode_s)
+        if prefill_tokens >= TELLING_STEP or (self._tokens_per_s is not None and rate > self._tokens_per_s):
+            self._tokens_per_s = _blend(self._tokens_per_s, rate)
+        else:
+            self._small_rate = rate
         self._fit.add(prefill_tokens, prefill_attended, duration_s - decode_s)
 
 

@@ -18,13 +18,14 @@ from torch import Tensor
 
 from tandem.core.errors import ModelError
 from tandem.core.gguf.model_files import is_gguf
-from tandem.engine.fp8_blocks import SUFFIX, BlockScaledSlice
 from tandem.engine.gguf.tensors import GgufTensors
 from tandem.engine.model_source import INDEX_NAME, weight_files
 
 MAX_NUMBERS = 1 << 48
 """Most numbers of a tensor; torch takes no sizes with a product above 63 bits of bytes."""
 _NAMED = 3  # keys that an error spells out
+SCALES_SUFFIX = "_scale_inv"
+"""Behind the name of a tensor in FP8: its scales, [rows / block rows, columns / block columns], rounded up."""
 
 
 class TensorSplit(Enum):
@@ -157,7 +158,7 @@ class Checkpoint:
     ) -> None:  # fmt: skip
         self.folder, self._about = folder, about
         keys = {key: name for name, file in files.items() for key in file.keys()}  # noqa: SIM118
-        scales = {key for key in keys if key.endswith(SUFFIX) and key.removesuffix(SUFFIX) in keys}
+        scales = {key for key in keys if key.endswith(SCALES_SUFFIX) and key.removesuffix(SCALES_SUFFIX) in keys}
         self._scales = {key: keys[key] for key in scales} if scale_blocks else {}
         self.file_of: dict[str, str] = {key: name for key, name in keys.items() if key not in self._scales}
         self._files, self._scale_blocks = files, scale_blocks
@@ -167,7 +168,7 @@ class Checkpoint:
 
         Raises ModelError unless the tensor has this shape.
         """
-        found, scales = self._files[self.file_of[key]].get_slice(key), self._scales.get(key + SUFFIX)
+        found, scales = self._files[self.file_of[key]].get_slice(key), self._scales.get(key + SCALES_SUFFIX)
         if tuple(found.get_shape()) != shape:
             raise ModelError(
                 f"{key} in {self.path_of(key)} has shape {list(found.get_shape())}",
@@ -176,10 +177,36 @@ class Checkpoint:
             )  # fmt: skip
         if scales is None or self._scale_blocks is None:
             return found
-        return BlockScaledSlice(found, self._files[scales].get_slice(key + SUFFIX), self._scale_blocks)
+        return BlockScaledSlice(found, self._files[scales].get_slice(key + SCALES_SUFFIX), self._scale_blocks)
 
     def path_of(self, key: str) -> Path:
         return self.folder / self.file_of[key]
+
+
+class BlockScaledSlice:
+    """An FP8 matrix in blocks with a scale each (DeepSeek-V3, section 3.3.2), as a safetensors slice: a shape, and rows
+    and columns as fp32. Holds `weight` and `scales`, which are such slices, too."""
+
+    def __init__(self, weight: Any, scales: Any, blocks: tuple[int, int]) -> None:
+        self._weight, self._scales, self._blocks = weight, scales, blocks
+
+    def get_shape(self) -> list[int]:
+        shape: list[int] = self._weight.get_shape()
+        return shape
+
+    def __getitem__(self, index: tuple[slice, slice]) -> Tensor:
+        """Slices of step 1. Raises ValueError where the scales are not those of the weight."""
+        shape = self.get_shape()
+        wanted = [-(-size // block) for size, block in zip(shape, self._blocks, strict=True)]
+        if list(self._scales.get_shape()) != wanted:
+            raise ValueError(f"scales of blocks of {self._blocks} must be {wanted}, not {self._scales.get_shape()}")
+        rows, columns = (
+            torch.arange(*one.indices(size)) // block
+            for one, size, block in zip(index, shape, self._blocks, strict=True)
+        )
+        scales: Tensor = self._scales[:].float()
+        numbers: Tensor = self._weight[index]
+        return numbers.float().mul_(scales[rows[:, None], columns])
 
 
 @contextmanager

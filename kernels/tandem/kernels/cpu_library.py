@@ -5,26 +5,44 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tandem.kernels import native
+from tandem.kernels.backend import uses_native
+
+CPU = torch.device("cpu")
+DTYPES = (torch.float32, torch.bfloat16)
+"""Of the numbers that most of the code has."""
+LANES = 16
+"""Numbers of a vector: most of the code has rows of whole vectors."""
 
 
 class CpuLibrary:
-    """A `cpu.c` with a function `int name(const int64_t *, float)` and `int tandem_choose_path(const char *)`.
+    """The `cpu.c` of one operation: `int tandem_<operation>(const int64_t *, float)` and
+    `int tandem_choose_path(const char *)`.
 
-    Loaded, and compiled where that was not done yet, when it is first asked for; `load` does so at start. Without a
+    Loaded, and compiled where that was not done yet, when it is first asked for; `warmup` does so at start. Without a
     compiler, or on a CPU that it has no code for, it is not available, and its callers take torch. Thread-safe.
     """
 
-    def __init__(self, source: Path, name: str) -> None:
-        self.source, self._name = source, name
+    def __init__(self, operation: str) -> None:
+        self.source, self._name = Path(__file__).parent / operation / "cpu.c", f"tandem_{operation}"
         self._loaded: ctypes.CDLL | None = None
         self._function: Any = None
         self._is_tried = False
         self.path = 0
         """The path that `tandem_choose_path` chose, in the library's own numbers; 0 = none, or not asked for yet."""
+
+    def serves(self, device: torch.device = CPU, backend: str | None = None) -> bool:
+        """True if tensors on `device` may go to this code, by `uses_native`, and there is code for this machine.
+
+        Raises ValueError for an unknown name of a backend.
+        """
+        return uses_native(device, backend) and self.is_available()
 
     def is_available(self) -> bool:
         """True if there is code for this machine, and it is not switched off."""
@@ -59,3 +77,9 @@ class CpuLibrary:
             self.path = int(loaded.tandem_choose_path(b""))
             self._loaded = loaded if self.path else None
         self._is_tried = True
+
+
+@cache
+def library_of(operation: str) -> CpuLibrary:
+    """The library of a folder's operation, the same at every call."""
+    return CpuLibrary(operation)

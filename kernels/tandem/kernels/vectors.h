@@ -1,4 +1,5 @@
-/* Vectors of float32 for code that is compiled once an instruction set: include with ISA 512 or 256, then that code.
+/* Vectors of float32 for code that is compiled once an instruction set: include with ISA 512 or 256, any number of times,
+   then that code.
 
    FN marks its functions, NAME(x) names them apart. bfloat16 is the upper half of a float32; rounding is to nearest, ties
    to even. Every vector has LANES numbers. */
@@ -15,12 +16,22 @@
 #undef ENTRY
 
 #if ISA == 512
-
 #define NAME(x) x##_avx512
 #define FN static inline __attribute__((always_inline, target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")))
 #define ENTRY static __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,prefer-vector-width=512")))
 #define LANES 16
 #define VEC __m512
+#else
+#define NAME(x) x##_avx2
+#define FN static inline __attribute__((always_inline, target("avx2,fma")))
+#define ENTRY static __attribute__((target("avx2,fma")))
+#define LANES 8
+#define VEC __m256
+#endif
+
+#if !(ISA == 512 ? HAS_VECTORS_512 : HAS_VECTORS_256)
+#if ISA == 512
+#define HAS_VECTORS_512 1
 
 FN VEC NAME(zero)(void) { return _mm512_setzero_ps(); }
 FN VEC NAME(all)(float x) { return _mm512_set1_ps(x); }
@@ -64,12 +75,7 @@ FN VEC NAME(power_of_two)(VEC a) {
 FN __m256 NAME(half)(VEC a) { return _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1)); }
 
 #else
-
-#define NAME(x) x##_avx2
-#define FN static inline __attribute__((always_inline, target("avx2,fma")))
-#define ENTRY static __attribute__((target("avx2,fma")))
-#define LANES 8
-#define VEC __m256
+#define HAS_VECTORS_256 1
 
 FN VEC NAME(zero)(void) { return _mm256_setzero_ps(); }
 FN VEC NAME(all)(float x) { return _mm256_set1_ps(x); }
@@ -137,3 +143,5 @@ FN VEC NAME(exp)(VEC a) {
     p = NAME(fma)(p, NAME(mul)(r, r), NAME(add)(r, NAME(all)(1.0f)));
     return NAME(times_power)(p, n);
 }
+
+#endif

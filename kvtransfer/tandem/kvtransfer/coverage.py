@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tandem.core.ids import BlockId, GroupId
 from tandem.kvtransfer.frame import Frame, MalformedFrameError
-from tandem.kvtransfer.pool import PoolAccess, is_within
+from tandem.kvtransfer.kv_pool_access import PoolAccess, is_within
 from tandem.kvtransfer.ticket import Ticket
 from tandem.kvtransfer.wire_codec import PayloadForm, codec_named
 
@@ -92,7 +92,7 @@ class Coverage:
         if group is None:
             raise MalformedFrameError(f"group {frame.group} is not in the ticket")
         if frame.codec != group.form.codec:
-            raise MalformedFrameError(f"codec {frame.codec.name} where the ticket says {group.form.codec.name}")
+            raise MalformedFrameError(f"codec {frame.codec.name}, but the ticket has {group.form.codec.name}")
         part = group.part(frame.layers, frame.heads)
         if part is None:
             raise MalformedFrameError(f"layers {frame.layers} or heads {frame.heads} lie outside group {frame.group}")
@@ -100,7 +100,7 @@ class Coverage:
             raise MalformedFrameError(f"a block of group {frame.group} that is not in the ticket")
         expected = part.block_bytes * len(frame.blocks)
         if not payload_size == frame.payload_bytes == expected:
-            raise MalformedFrameError(f"{payload_size} payload bytes where {expected} belong")
+            raise MalformedFrameError(f"{payload_size} payload bytes, expected {expected}")
 
     def form(self, group: GroupId) -> PayloadForm:
         """How the payloads of one of the ticket's groups are written."""

@@ -12,7 +12,7 @@ from types import TracebackType
 
 from tandem.core.ids import Attempt, BlockId, TransferId
 from tandem.kvtransfer.frame import Checksum, Frame
-from tandem.kvtransfer.pool import PoolAccess, TokenRun
+from tandem.kvtransfer.kv_pool_access import PoolAccess, TokenRun
 
 
 class DeviceRoom(ABC):

@@ -6,7 +6,7 @@
     └───────────────────────────────────────────────────────────────┘└──────────┘└──────────────────────────────┘
 
 The head crc covers header and blocks, so that a flipped bit cannot send a good payload to a wrong place. Both are
-CRC-32 as `zlib.crc32`; the payload's is taken in the pass that copies it (`tandem.kernels.kv_codec`). A link between
+CRC-32 as `zlib.crc32`; the payload's is taken in the pass that copies it (`tandem.kernels.kv_payload`). A link between
 devices may name another checksum, in the upper half of the codec's byte. Blocks, heads and layers are the receiver's,
 and so are block size and dtype, unless a codec is named. Sizes are bounded before anything is allocated.
 """
@@ -125,18 +125,20 @@ def decode(data: memoryview, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> tupl
     the sender's memory or a ring, or came in a message that had a bound of its own.
     """
     if len(data) < HEADER_BYTES:
-        raise MalformedFrameError(f"a header of {len(data)} bytes, {HEADER_BYTES} are needed")
+        raise MalformedFrameError(f"a header of {len(data)} bytes, expected at least {HEADER_BYTES}")
     fields = _HEADER.unpack_from(data)
     magic, version, kind, coded, transfer, attempt, source_inc, dest_inc, source_rank, source_ranks = fields[:10]
     dest_rank, group, layer_start, layer_stop, head_start, head_stop, num_blocks, payload = fields[10:18]
     crc, send_ns, head_crc = fields[18:]
     if magic != MAGIC or version != PROTOCOL_VERSION:
-        raise MalformedFrameError(f"no frame of protocol {PROTOCOL_VERSION}: starts with {magic!r}, version {version}")
+        raise MalformedFrameError(
+            f"not a frame of protocol {PROTOCOL_VERSION}: starts with {magic!r}, version {version}"
+        )
     if num_blocks > MAX_FRAME_BLOCKS or payload > max_payload_bytes:
-        raise MalformedFrameError(f"{num_blocks} blocks and {payload} bytes exceed the bound of a frame")
+        raise MalformedFrameError(f"{num_blocks} blocks and {payload} bytes exceed the limit of a frame")
     end = HEADER_BYTES + 4 * num_blocks
     if len(data) < end:
-        raise MalformedFrameError(f"{len(data)} bytes hold no {num_blocks} block ids")
+        raise MalformedFrameError(f"{len(data)} bytes are too few for {num_blocks} block ids")
     covered = zlib.crc32(data[HEADER_BYTES:end], zlib.crc32(data[: HEADER_BYTES - _CRC.size]))
     if covered != head_crc:
         raise MalformedFrameError("the header's checksum does not match")

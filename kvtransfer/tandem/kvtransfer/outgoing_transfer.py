@@ -11,10 +11,9 @@ from tandem.core.ids import Attempt, BlockId, GroupId, Rank, TransferId
 from tandem.core.kv_layout import KVGroupSpec
 from tandem.kvtransfer.events import Quiesced, SendCompleted, SenderEvent, SendFailed
 from tandem.kvtransfer.frame import Frame, FrameKind
-from tandem.kvtransfer.layout import HeadRoute, feeders, head_routes
-from tandem.kvtransfer.pool import PoolAccess
-from tandem.kvtransfer.snapshot import OpenTransfer, open_transfer
-from tandem.kvtransfer.state import TransferPhase, TransferState
+from tandem.kvtransfer.head_routes import HeadRoute, feeders, head_routes
+from tandem.kvtransfer.kv_pool_access import PoolAccess
+from tandem.kvtransfer.state import OpenTransfer, TransferPhase, TransferState
 from tandem.kvtransfer.ticket import Ticket
 from tandem.kvtransfer.wire_codec import PayloadForm, codec_named
 
@@ -58,7 +57,7 @@ class Outgoing:
 
     def snapshot(self) -> OpenTransfer:
         """Snapshot of the transfer and its progress."""
-        return open_transfer(self.ticket, self._state, self.bytes)
+        return OpenTransfer(self.ticket, self._state.phase, self._state.age_s(), self.bytes)
 
     def is_promised(self, group: GroupId, blocks: frozenset[BlockId]) -> bool:
         """True if the ticket reserved all of `blocks`."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from tandem.core.clock import Clock
 from tandem.core.ids import Rank, WorkerId
+from tandem.core.link_speed import ReportedLink
 from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.frame import FrameKind, FrameReply, ReplyKind
 from tandem.kvtransfer.jobs import Control, FrameWriter, Push
@@ -35,27 +36,6 @@ IDLE_S = 0.2
 REST_S = 5.0
 """Idle time after that, if nothing was due: only time changes that, a failure is tried again at the earliest 10 s
 later."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkInfo:
-    """A link as displayed: `transport` is empty while it dials; `reason` is why this one was chosen.
-
-    `unused`: transports that would come before it, each with why it was not taken. 0 = not measured, nothing sent.
-    """
-
-    worker: WorkerId
-    rank: Rank
-    from_rank: Rank
-    transport: str
-    reason: str
-    stalls: int
-    from_host: str = ""
-    to_host: str = ""
-    bytes_per_s: float = 0.0
-    latency_s: float = 0.0
-    achieved_bytes_per_s: float = 0.0
-    unused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,16 +96,16 @@ class PeerLink:
             self._jobs.put(job)
             return True
 
-    def info(self) -> LinkInfo:
+    def info(self) -> ReportedLink:
         with self._lock:
             transport, stalls = (self._link.transport, self._link.stalls) if self._link else ("", 0)
             survey, candidate, peer, reason = self._survey, self._candidate, self._from, self._reason
         known = None
         if survey is not None and candidate is not None and self._speeds is not None:
             known = self._speeds.latest(survey.route(candidate))
-        return LinkInfo(
-            worker=self.key.worker, rank=self.key.rank, transport=transport, reason=reason, stalls=stalls,
-            from_host=peer.host if peer is not None else "", from_rank=peer.rank if peer is not None else Rank(0),
+        return ReportedLink(
+            peer=self.key.worker, peer_rank=self.key.rank, transport=transport, reason=reason, stalls=stalls,
+            from_host=peer.host if peer is not None else "", rank=peer.rank if peer is not None else Rank(0),
             to_host=candidate.endpoint.host if candidate is not None else "",
             bytes_per_s=known.bytes_per_s if known is not None else 0.0,
             latency_s=known.latency_s if known is not None else 0.0,

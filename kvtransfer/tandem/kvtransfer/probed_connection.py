@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tandem.core.clock import Clock
 from tandem.core.ids import Attempt, Incarnation, Rank, TransferId
 from tandem.core.timeout_scale import patient
-from tandem.kernels import kv_codec
+from tandem.kernels import kv_payload
 from tandem.kvtransfer.device_payload import DeviceLink
 from tandem.kvtransfer.frame import Checksum, Frame, FrameKind, FrameReply, ReplyKind
 from tandem.kvtransfer.transports.base import Link, LinkClosedError
@@ -107,7 +107,7 @@ class ProbedConnection:
             return
         with self.link.reserve(size) as room:
             room[:] = memoryview(_PATTERN)[:size]
-            self.link.commit(_probe(rank, size, kv_codec.crc32(room)), room)
+            self.link.commit(_probe(rank, size, kv_payload.crc32(room)), room)
 
     def _read(self) -> None:
         reason = "its reader broke"

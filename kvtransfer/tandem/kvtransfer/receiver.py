@@ -13,13 +13,14 @@ from tandem.core.ids import GroupId, Incarnation, Rank, TransferId
 from tandem.core.logs import event
 from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.events import ReceiverEvent
-from tandem.kvtransfer.pool import PoolAccess
+from tandem.kvtransfer.kv_pool_access import PoolAccess
 from tandem.kvtransfer.receiver_core import ReceiverCore
-from tandem.kvtransfer.snapshot import OpenTransfer
+from tandem.kvtransfer.state import OpenTransfer
 from tandem.kvtransfer.ticket import Endpoint, Ticket
 from tandem.kvtransfer.transports.base import Listener, UnavailableTransportError
+from tandem.kvtransfer.transports.listener_config import ListenerConfig
 from tandem.kvtransfer.transports.payload_ring import RING_BYTES
-from tandem.kvtransfer.transports.registry import TRANSPORTS, ListenerConfig, find
+from tandem.kvtransfer.transports.registry import TRANSPORTS, find
 
 _log = logging.getLogger(__name__)
 

@@ -22,16 +22,15 @@ from tandem.core.ids import GroupId, Incarnation, Rank, TransferId, WorkerId
 from tandem.core.label_limiter import BoundedLabel
 from tandem.core.logs import event
 from tandem.core.metric_names import KV_CHECKSUM_FAILURES, counter_key
-from tandem.kernels import kv_codec
+from tandem.kernels import kv_payload
 from tandem.kvtransfer import frame_checks
 from tandem.kvtransfer.coverage import Coverage
 from tandem.kvtransfer.device_payload import DevicePayload, Payload
 from tandem.kvtransfer.events import Failed, ReceiverEvent, Verified
 from tandem.kvtransfer.frame import Checksum, Frame, FrameKind, FrameReply, MalformedFrameError, ReplyKind
 from tandem.kvtransfer.host_id import host_id, shares_clock
-from tandem.kvtransfer.pool import PoolAccess
-from tandem.kvtransfer.snapshot import OpenTransfer, open_transfer
-from tandem.kvtransfer.state import TransferPhase, TransferState
+from tandem.kvtransfer.kv_pool_access import PoolAccess
+from tandem.kvtransfer.state import OpenTransfer, TransferPhase, TransferState
 from tandem.kvtransfer.ticket import Ticket
 from tandem.kvtransfer.transports.base import Peer
 from tandem.kvtransfer.wire_codec import PayloadForm
@@ -164,7 +163,7 @@ class ReceiverCore:
         """Every open transfer: nothing lands for one that is not listed."""
         with self._lock:
             expected = list(self._transfers.values())
-        return [open_transfer(t.ticket, t.state, t.bytes) for t in expected]
+        return [OpenTransfer(t.ticket, t.state.phase, t.state.age_s(), t.bytes) for t in expected]
 
     def set_incarnation(self, incarnation: Incarnation) -> None:
         """Begin a new incarnation: every open transfer of the old one fails; after return no byte of them can land."""
@@ -207,7 +206,7 @@ class ReceiverCore:
         Raises MalformedFrameError for a frame that contradicts its ticket.
         """
         if frame.checksum is not Checksum.CRC32 and not isinstance(payload, DevicePayload):
-            raise MalformedFrameError(f"checksum {frame.checksum.name} on a link that carries none but CRC-32")
+            raise MalformedFrameError(f"checksum {frame.checksum.name} on a link that supports CRC-32 only")
         if frame.kind is FrameKind.PROBE:
             return self._probed(frame, payload, link)
         arrived_s = self._clock.now_s()
@@ -308,7 +307,7 @@ class ReceiverCore:
             crc, own = payload.checksum(frame.checksum), None
         else:  # a copy: the decoded bytes are the summed ones, even if the sender still writes their source
             own = self._room("payload", len(payload))
-            crc = kv_codec.copy(payload, own)
+            crc = kv_payload.copy(payload, own)
         if frame_checks.is_intact(frame, crc):
             data = payload.to_host() if isinstance(payload, DevicePayload) else own
             assert data is not None
@@ -328,7 +327,7 @@ class ReceiverCore:
     def _probed(self, frame: Frame, payload: Payload, link: InboundLink) -> FrameReply:
         """Check and drop bytes that measure the link. Raises MalformedFrameError for a wrong size."""
         if len(payload) != frame.payload_bytes:
-            raise MalformedFrameError(f"{len(payload)} payload bytes where {frame.payload_bytes} belong")
+            raise MalformedFrameError(f"{len(payload)} payload bytes, expected {frame.payload_bytes}")
         if not frame_checks.is_intact(frame, _checksum(frame, payload)):
             self._note_damage(link.peer.worker)
             return self._drop(frame, "checksum")
@@ -405,7 +404,7 @@ class _Incoming:
 
 def _checksum(frame: Frame, payload: Payload) -> int:
     """Checksum of the kind that the frame names."""
-    return payload.checksum(frame.checksum) if isinstance(payload, DevicePayload) else kv_codec.crc32(payload)
+    return payload.checksum(frame.checksum) if isinstance(payload, DevicePayload) else kv_payload.crc32(payload)
 
 
 def _reply(frame: Frame, kind: ReplyKind, reason: str = "") -> FrameReply:

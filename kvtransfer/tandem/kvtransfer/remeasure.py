@@ -14,6 +14,7 @@ from tandem.kvtransfer.link_speeds import LinkSpeeds
 from tandem.kvtransfer.probed_connection import ProbedConnection
 from tandem.kvtransfer.transport_selection import Chosen, TransportSelector
 from tandem.kvtransfer.transports.base import LinkClosedError
+from tandem.kvtransfer.transports.dialer import DialCandidate
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 5.0, 600.0
 """Pause between two measurements, doubling for as long as measuring again changes nothing."""
@@ -61,11 +62,11 @@ class Remeasure:
             return
         if self._is_slow():
             self._measure_own(line, "transfer_link_slow")
-            self._begin_others(self._measure_all)
+            self._begin_others(self._candidate)
         elif self._is_fast():  # it was measured in a busy moment, and every host uses that figure
             self._measure_own(line, "transfer_link_fast")
         elif self._survey.has_due_retry(self._candidate):
-            self._begin_others(self._retry)
+            self._begin_others(None)
 
     def join(self) -> None:
         """Wait for the thread; after the link was closed."""
@@ -101,17 +102,18 @@ class Remeasure:
             measured_again=rate(measured.bytes_per_s) if measured is not None else "no answer",
         )  # fmt: skip
 
-    def _begin_others(self, work: Callable[[], None]) -> None:
-        others = threading.Thread(target=self._run, args=(work,), name="kv-survey", daemon=True)
+    def _begin_others(self, kept: DialCandidate | None) -> None:
+        """Measure the other transports; see `TransportSelector.measure_others`."""
+        others = threading.Thread(target=self._run, args=(kept,), name="kv-survey", daemon=True)
         try:
             others.start()
         except RuntimeError:
             return  # no thread available: another time
         self._others = others
 
-    def _run(self, work: Callable[[], None]) -> None:
+    def _run(self, kept: DialCandidate | None) -> None:
         try:
-            work()
+            self._survey.measure_others(kept)
             best = self._survey.best()
         except LinkClosedError:
             return  # the link is no longer wanted
@@ -125,9 +127,3 @@ class Remeasure:
             measured_there=rate(theirs.bytes_per_s if theirs is not None else 0.0),
         )  # fmt: skip
         self._on_slower(name)
-
-    def _measure_all(self) -> None:
-        self._survey.measure_others(self._candidate)
-
-    def _retry(self) -> None:
-        self._survey.measure_others(None)

@@ -9,17 +9,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from tandem.core.clock import Clock
 from tandem.core.errors import TransferError
 from tandem.core.ids import BlockId, GroupId, Incarnation, Rank, TransferId, WorkerId
+from tandem.core.link_speed import ReportedLink
 from tandem.core.logs import event
 from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.events import SenderEvent
 from tandem.kvtransfer.frame import FrameKind, FrameReply, ReplyKind
 from tandem.kvtransfer.host_id import host_id
 from tandem.kvtransfer.jobs import Control, Push
+from tandem.kvtransfer.kv_pool_access import PoolAccess, TokenRun, is_within
 from tandem.kvtransfer.link_speeds import LinkSpeeds
 from tandem.kvtransfer.outgoing_transfer import Outgoing
-from tandem.kvtransfer.peer_link import LinkInfo, LinkKey, PeerLink
-from tandem.kvtransfer.pool import PoolAccess, TokenRun, is_within
-from tandem.kvtransfer.snapshot import OpenTransfer
+from tandem.kvtransfer.peer_link import LinkKey, PeerLink
+from tandem.kvtransfer.state import OpenTransfer
 from tandem.kvtransfer.ticket import Ticket
 from tandem.kvtransfer.transports.base import Peer
 from tandem.kvtransfer.transports.dialer import candidates
@@ -31,8 +32,8 @@ _log = logging.getLogger(__name__)
 class TransferSender:
     """Methods may be called from any thread and never wait for the network; `cancel` waits for one frame's gather.
 
-    Each opened transfer ends with exactly one event: Sent, SendFailed or Quiesced, and from then on its source is
-    not read. Calls for a transfer that has ended (its event may still be on its way) do nothing. `on_event` runs on
+    Each opened transfer ends with exactly one event: SendCompleted, SendFailed or Quiesced, and from then on its source
+    is not read. Calls for a transfer that has ended (its event may still be on its way) do nothing. `on_event` runs on
     transport threads, or inside `cancel`, `open`, `finish` and `close`, and must not block. `pools` are borrowed
     until `close` returned.
     """
@@ -125,7 +126,7 @@ class TransferSender:
                 link.enqueue(job)
 
     def finish(self, transfer: TransferId) -> None:
-        """End the pushes of a transfer; Sent follows when every receiving rank has verified its part from here."""
+        """End the pushes of a transfer; `SendCompleted` follows when every receiving rank has verified its part."""
         opened = self._find(transfer)
         if opened is None:
             return
@@ -145,7 +146,7 @@ class TransferSender:
         self._incarnation = incarnation
         self._fail_all(lambda t: t.outgoing.ticket.sender_incarnation != incarnation, "a new incarnation began")
 
-    def links(self) -> tuple[LinkInfo, ...]:
+    def links(self) -> tuple[ReportedLink, ...]:
         """Every link that transfers go over, with its transport and why that was chosen."""
         with self._lock:
             busy = {link for opened in self._transfers.values() for link in opened.links_now()}

@@ -11,9 +11,12 @@ move any more: the quiescence after which its memory may be released.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 from tandem.core.clock import Clock
+from tandem.core.ids import TransferId
+from tandem.kvtransfer.ticket import Ticket
 
 
 class TransferPhase(StrEnum):
@@ -92,3 +95,21 @@ class TransferState:
     def age_s(self) -> float:
         """Seconds since it was reserved."""
         return self._clock.now_s() - self.entered_s[TransferPhase.RESERVED]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransfer:
+    """Snapshot of a transfer that can still move bytes or waits to be taken over, for audits and leases.
+
+    `bytes` went through this rank so far. Taken without the transfer's lock: each field is true, all of them together
+    only for a transfer that stands still.
+    """
+
+    ticket: Ticket
+    phase: TransferPhase
+    age_s: float
+    bytes: int
+
+    @property
+    def transfer(self) -> TransferId:
+        return self.ticket.transfer

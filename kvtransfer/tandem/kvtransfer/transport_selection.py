@@ -29,12 +29,11 @@ Open = Callable[[DialCandidate], ProbedConnection]
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """`unused` names each transport that comes before this one in the order, with why it was not taken."""
+    """The link that was opened, and why its transport was chosen."""
 
     line: ProbedConnection
     candidate: DialCandidate
     reason: str
-    unused: tuple[str, ...]
 
 
 class TransportSelector:
@@ -70,7 +69,7 @@ class TransportSelector:
                         with patience(2 * ANSWER_TIMEOUT_S, line.link.close):  # `reserve` has no bound of its own
                             self.measure_line(candidate, line)
             return self._chosen(candidate, line)
-        raise LinkClosedError("; ".join(self._failures(self._options)) or "the link was closed")
+        raise LinkClosedError("; ".join(self._failures()) or "the link was closed")
 
     def measure_line(self, candidate: DialCandidate, line: ProbedConnection) -> Measured | None:
         """Measure a connection that is to be kept, or is; None if no answer came. Raises LinkClosedError if it is not
@@ -185,10 +184,10 @@ class TransportSelector:
         known = self._speeds.latest(self.route(candidate))
         event(_log, "transfer_link_chosen", peer=self._worker, transport=name, reason="; ".join(parts),
               measured=rate(known.bytes_per_s) if known is not None else "–")  # fmt: skip
-        return Chosen(line, candidate, "; ".join(parts), unused)
+        return Chosen(line, candidate, "; ".join(parts))
 
-    def _failures(self, options: Sequence[DialCandidate]) -> list[str]:
-        told = ((c.endpoint.transport, self._speeds.failure(self.route(c), self._worker)) for c in options)
+    def _failures(self) -> list[str]:
+        told = ((c.endpoint.transport, self._speeds.failure(self.route(c), self._worker)) for c in self._options)
         return [f"{name} failed: {failure}" for name, failure in told if failure]
 
     def _note(self, candidate: DialCandidate, measured: Measured) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tandem.core.kv_compatibility import CODECS, Codec
 from tandem.core.kv_layout import KVGroupSpec
-from tandem.kernels import kv_codec
+from tandem.kernels import kv_payload
 
 
 def codec_named(name: str) -> Codec:
@@ -36,7 +36,7 @@ class PayloadForm:
     def payload_bytes(self, blocks: int, layers: range, heads: range) -> int:
         """Bytes of a slice as sent."""
         rows = blocks * len(layers) * self.spec.planes * len(heads)
-        return kv_codec.encoded_bytes(rows, self.row_size) if self.codec else rows * self.spec.head_bytes()
+        return kv_payload.encoded_bytes(rows, self.row_size) if self.codec else rows * self.spec.head_bytes()
 
     def is_written_as(self, dtype: str) -> bool:
         """True if a pool's numbers of `dtype` travel as they are."""
@@ -45,16 +45,16 @@ class PayloadForm:
     def encode(self, source: memoryview, dtype: str, out: memoryview) -> int:
         """Write numbers of `dtype`, in the receiver's blocks, as a payload; return its CRC-32."""
         if self.codec:
-            kv_codec.encode(self.codec.label, source, dtype, out, row_size=self.row_size)
+            kv_payload.encode(self.codec.label, source, dtype, out, row_size=self.row_size)
         else:
-            kv_codec.convert(source, dtype, out, self.spec.dtype)
-        return kv_codec.crc32(out)
+            kv_payload.convert(source, dtype, out, self.spec.dtype)
+        return kv_payload.crc32(out)
 
     def plain_bytes(self, encoded_bytes: int) -> int:
         """Bytes of a codec's payload of `encoded_bytes` after decoding."""
-        return encoded_bytes // kv_codec.encoded_bytes(1, self.row_size) * self.spec.head_bytes()
+        return encoded_bytes // kv_payload.encoded_bytes(1, self.row_size) * self.spec.head_bytes()
 
     def decode(self, payload: memoryview, out: memoryview) -> memoryview:
         """Decode a codec's payload to the receiver's dtype, into `out` of `plain_bytes`, which is returned."""
-        kv_codec.decode(self.codec.label, payload, out, self.spec.dtype, row_size=self.row_size)
+        kv_payload.decode(self.codec.label, payload, out, self.spec.dtype, row_size=self.row_size)
         return out

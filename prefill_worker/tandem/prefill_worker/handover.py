@@ -1,4 +1,4 @@
-"""One request in hand-over from a prefill worker to a decode worker: its state and the blocks held for it."""
+"""Hand-over of one request from a prefill worker to a decode worker: its state, messages and held blocks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ from tandem.core.ids import ChoiceIndex, TransferId
 from tandem.core.kv_compatibility import KVProfile, agree
 from tandem.core.kv_layout import KVLayout
 from tandem.core.ledger import Holder, HoldKind
-from tandem.core.lifecycle import FinishReason
+from tandem.core.state_enums import FinishReason
 from tandem.engine.engine import Engine
 from tandem.engine.request import TokenOutput
 from tandem.kvtransfer.ticket import Ticket
+from tandem.kvtransfer.wire import profile_to_wire
 from tandem.prefill_worker.push_plan import PushPlan
 from tandem.rpc.v1 import worker_pb2 as w
+from tandem.workercore.outbox import transfer_failed
+from tandem.workercore.proto_convert import choice_to_wire
 from tandem.workercore.requests import Tracked
+from tandem.workercore.role_interface import RoleContext
 
 
 class HandoverStage(Enum):
@@ -61,7 +65,7 @@ class Handover:
         prompt_tokens = len(self.tracked.engine_request.prompt)
         form = agree(mine, receiver, offered=self.offered)
         if ticket.codec != form.codec:
-            raise TransferError(f"its codec is {ticket.codec or 'none'} where {form.codec or 'none'} follows")
+            raise TransferError(f"its codec is {ticket.codec or 'none'} instead of {form.codec or 'none'}")
         groups = receiver.layout.groups
         if len(ticket.groups) != len(groups):
             raise TransferError(f"it has {len(ticket.groups)} KV groups, this model {len(groups)}")
@@ -79,6 +83,39 @@ class Handover:
             plan.open(group.skip, ticket.layout.groups[group.group].block_tokens)
             blocks = engine.block_table(self.tracked.key, group.group)
             engine.ledgers[group.group].share(pusher(self.tracked.key, ticket.transfer), blocks)
+
+    def ticket_request(self, context: RoleContext) -> w.PeerMessage:
+        """Build the message that asks for memory for this attempt."""
+        return w.PeerMessage(
+            ticket_request=w.TicketRequest(
+                request=self.tracked.request,
+                attempt=self.tracked.attempt,
+                sender_incarnation=context.incarnation,
+                receiver_incarnation=self.peer.incarnation,
+                profile=profile_to_wire(context.profile),
+                codecs=self.offered,
+            )
+        )
+
+    def complete(self, context: RoleContext, ticket: Ticket) -> w.PeerMessage:
+        """Build the message that everything is pushed, with the state of the sequence."""
+        return w.PeerMessage(
+            complete=w.Complete(
+                request=ticket.request,
+                attempt=ticket.attempt,
+                transfer=ticket.transfer,
+                sender_incarnation=context.incarnation,
+                choices=[choice_to_wire(state) for state in self.choice_states()],
+                sampled_at_s=self.sampled_s,
+                host=context.host,
+                ticket_wait_s=max(0.0, self.ticket_s - self.sampled_s),
+            )
+        )
+
+    def given_up(self, code: str, message: str) -> w.PeerMessage:
+        """Build the message that the hand-over is over, with or without a ticket."""
+        transfer = self.ticket.transfer if self.ticket else 0
+        return transfer_failed(self.tracked.request, self.tracked.attempt, transfer, code, message)
 
     def take_back(self, transfer: int) -> None:
         """Void the ticket, if it ever came: state as before it was asked for, save for what is computed since."""

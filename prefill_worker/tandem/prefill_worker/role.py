@@ -6,29 +6,26 @@ import logging
 from collections.abc import Collection
 
 from tandem.core.errors import InternalError, InvalidRequestError, TandemError, TransferError, from_code
-from tandem.core.holder_keys import subject_of
 from tandem.core.ids import Incarnation, TransferId, WorkerId
-from tandem.core.ledger import Holder
-from tandem.core.lifecycle import Phase, RoleName
+from tandem.core.ledger import Holder, subject_of
 from tandem.core.logs import event
+from tandem.core.state_enums import Phase, RoleName
 from tandem.engine.request import LayerHook, PrefillSlice, StepResult
 from tandem.kvtransfer.events import Quiesced, SendCompleted, SendFailed
 from tandem.kvtransfer.ticket import Ticket
 from tandem.kvtransfer.wire import profile_from_wire
 from tandem.prefill_worker.handover import Handover, HandoverStage, pusher
-from tandem.prefill_worker.messages import complete, given_up, ticket_request, unwanted
 from tandem.rpc.v1 import worker_pb2 as w
-from tandem.workercore.leases import FORGOTTEN, PeerLeases
-from tandem.workercore.local_requests import WholeRequests
+from tandem.workercore.leases import FORGOTTEN, send_holdings
+from tandem.workercore.mixed_role import MixedRole
 from tandem.workercore.proto_convert import ticket_from_wire
 from tandem.workercore.requests import Tracked, request_key
-from tandem.workercore.role import RoleContext
-from tandem.workercore.transfer_claims import Claim
+from tandem.workercore.role_interface import Claim, RoleContext
 
 _log = logging.getLogger(__name__)
 
 
-class PrefillRole:
+class PrefillRole(MixedRole):
     """Computes prompts and pushes their KV. Every request here ends as handed over, not needed, failed or cancelled.
 
     Also serves whole requests: answers of one token need no decode worker.
@@ -37,13 +34,11 @@ class PrefillRole:
     name = RoleName.PREFILL
 
     def __init__(self, context: RoleContext) -> None:
-        self._context = context
-        self._whole = WholeRequests(context)
+        super().__init__(context)
         self._layers = 1 + max(layer for spec in context.engine.layout.groups for layer in spec.layers)
         self._handovers: dict[str, Handover] = {}
         self._by_transfer: dict[int, Handover] = {}
         self._quiescing: dict[int, Holder] = {}
-        self._leases = PeerLeases(context)
 
     @property
     def layer_hook(self) -> LayerHook | None:
@@ -51,10 +46,10 @@ class PrefillRole:
 
     def submit(self, tracked: Tracked, message: w.Submit) -> None:
         if message.leg == w.LEG_FULL:
-            self._whole.add(tracked)
+            super().submit(tracked, message)
             return
         if message.leg != w.LEG_PREFILL:
-            raise InvalidRequestError("this worker receives no KV", why="it has the prefill role", todo="plan anew")
+            raise InvalidRequestError("this worker receives no KV", why="it has the prefill role", todo="plan again")
         self._context.engine.add(tracked.engine_request)
         self._handovers[tracked.key] = Handover(tracked, message.peer)
 
@@ -62,11 +57,10 @@ class PrefillRole:
         handover = self._handovers.get(tracked.key)
         if handover is not None:
             self._give_up(handover, "cancelled", reason)
-            self._context.engine.cancel(tracked.key)
-        self._whole.cancel(tracked)
+        super().cancel(tracked, reason)
 
     def end_choices(self, tracked: Tracked, choices: Collection[int]) -> None:
-        self._whole.end_choices(tracked, choices)
+        super().end_choices(tracked, choices)
         handover = self._handovers.get(tracked.key)
         if handover is None or handover.stage is HandoverStage.AWAITING:  # else the decode worker does it
             return
@@ -78,7 +72,7 @@ class PrefillRole:
     # ---- compute -------------------------------------------------------------------------------------------------
 
     def _on_layers(self, slices: tuple[PrefillSlice, ...], first_layer: int, last_layer: int) -> None:
-        self._leases.say()  # a long step is no reason to be taken for forgetful
+        send_holdings(self._context)  # a long step is no reason to be taken for forgetful
         for part in slices:
             handover = self._handovers.get(part.key)
             if handover is None:
@@ -97,10 +91,7 @@ class PrefillRole:
         if not handover.peer.worker:
             return
         handover.offered = self._context.offers_to(WorkerId(handover.peer.worker))
-        self._tell(handover, ticket_request(self._context, handover), dial=True)
-
-    def before_step(self) -> None:
-        return
+        self._tell(handover, handover.ticket_request(self._context), dial=True)
 
     def after_step(self, result: StepResult) -> None:
         touched: dict[str, Handover] = {}
@@ -108,16 +99,14 @@ class PrefillRole:
             handover = self._handovers.get(output.key)
             if handover is None or output.key in result.failed:
                 continue
-            cached = None if handover.tracked.has_reported_cached else self._context.engine.cached_tokens(output.key)
-            handover.tracked.has_reported_cached = True
-            self._context.outbox.token(handover.tracked, output, cached_tokens=cached, handoff=None)
+            self._context.report_token(handover.tracked, output)
             handover.first_token(output, self._context.clock.now_s())
             touched[output.key] = handover
         for key, error in result.failed.items():
             failed = self._handovers.get(key)
             if failed is not None:
                 self._fail(failed, error if isinstance(error, TandemError) else InternalError(str(error)))
-        self._whole.after_step(result, {})
+        self._report_tokens(result, {})
         computed = tuple(part for part in result.prefilled if part.key not in result.failed)
         self._on_layers(computed, 0, self._layers)  # layers that the hook did not receive, having no lease
         for key, handover in touched.items():
@@ -127,12 +116,12 @@ class PrefillRole:
     def _prefilled(self, handover: Handover) -> None:
         if handover.is_finished:
             if handover.peer.worker:  # also if it never left the queue: then the decode worker waits for its ticket
-                ended = given_up(handover, "not_needed", "the answer ended with its first token")
+                ended = handover.given_up("not_needed", "the answer ended with its first token")
                 self._tell(handover, ended, dial=True)
             self._end(handover)
             return
         if not handover.peer.worker:
-            self._fail(handover, InternalError("the answer goes on, but no decode worker was planned for it"))
+            self._fail(handover, InternalError("the answer continues, but no decode worker was planned for it"))
             return
         self._complete_if_ready(handover)
         if handover.tracked.key in self._handovers:  # else it just failed, and nothing may follow that
@@ -168,11 +157,11 @@ class PrefillRole:
             return
         self._push(handover)
         if not all(plan.is_complete for plan in handover.plans):
-            self._fail(handover, InternalError("the prompt is computed, but its KV was not all pushed"))
+            self._fail(handover, InternalError("the prompt is computed, but not all of its KV was pushed"))
             return
         self._context.sender.finish(ticket.transfer)
         handover.stage = HandoverStage.AWAITING
-        self._tell(handover, complete(self._context, handover, ticket))
+        self._tell(handover, handover.complete(self._context, ticket))
 
     # ---- the other end --------------------------------------------------------------------------------------------
 
@@ -189,7 +178,7 @@ class PrefillRole:
             handover = self._by_transfer.get(message.verified.transfer)
             if handover is not None and handover.peer.worker == peer:
                 handover.is_verified = True
-                self._leases.close(TransferId(message.verified.transfer))  # the rest is between the transfer's ends
+                self._context.leases.close(TransferId(message.verified.transfer))  # the transfer's ends do the rest
                 self._end_if_done(handover)
         elif kind == "revoked":
             self._revoked(peer, message.revoked)
@@ -211,7 +200,7 @@ class PrefillRole:
         if handover is None or not is_asked or message.sender_incarnation != self._context.incarnation:
             self._context.count("tickets_dropped")
             if handover is None or handover.ticket is None or handover.ticket.transfer != message.transfer:
-                self._context.outbox.to_peer(peer, Incarnation(message.receiver_incarnation), unwanted(message))
+                self._context.outbox.refuse_ticket(peer, message)
             return
         ticket = ticket_from_wire(message, self._context.worker, peer)
         try:
@@ -222,7 +211,7 @@ class PrefillRole:
             return
         handover.grant(ticket, received_s, self._context.engine)
         self._by_transfer[ticket.transfer] = handover
-        self._leases.open(ticket.transfer, peer, ticket.receiver_incarnation)
+        self._context.leases.open(ticket.transfer, peer, ticket.receiver_incarnation)
         self._push(handover)
         self._complete_if_ready(handover)
 
@@ -241,7 +230,7 @@ class PrefillRole:
             self._stop_push(handover, ticket)
         handover.take_back(message.transfer)
         self._context.count("tickets_revoked")
-        self._tell(handover, ticket_request(self._context, handover))
+        self._tell(handover, handover.ticket_request(self._context))
 
     def peer_gone(self, peer: WorkerId, incarnation: Incarnation, reason: str) -> None:
         for handover in list(self._handovers.values()):
@@ -256,7 +245,7 @@ class PrefillRole:
             return
         quiet = self._quiescing.pop(event.transfer, None)
         if quiet is not None:  # whichever event the transfer ended with: its source is no longer read
-            self._context.engine.release_holder(quiet)
+            self._context.engine.blocks.release_holder(quiet)
             return
         handover = self._by_transfer.get(event.transfer)
         if handover is None:
@@ -281,7 +270,7 @@ class PrefillRole:
     def _end(self, handover: Handover) -> None:
         """End a successful hand-over: its blocks stay behind as cache."""
         self._drop(handover)
-        self._context.engine.release(handover.tracked.key)
+        self._context.engine.cancel(handover.tracked.key)
         self._context.end(handover.tracked)
 
     def _fail(self, handover: Handover, error: TandemError, *, is_peer_told: bool = False) -> None:
@@ -308,17 +297,17 @@ class PrefillRole:
 
     def _stop_push(self, handover: Handover, ticket: Ticket) -> None:
         self._by_transfer.pop(ticket.transfer, None)
-        self._leases.close(ticket.transfer)
+        self._context.leases.close(ticket.transfer)
         holder = pusher(handover.tracked.key, ticket.transfer)
         if handover.is_sent:
-            self._context.engine.release_holder(holder)
+            self._context.engine.blocks.release_holder(holder)
         else:
             self._quiescing[ticket.transfer] = holder
             self._context.sender.cancel(ticket.transfer)
 
     def _tell_failed(self, handover: Handover, code: str, message: str) -> None:
         if handover.stage is not HandoverStage.QUEUED and handover.peer.worker:
-            self._tell(handover, given_up(handover, code, message))
+            self._tell(handover, handover.given_up(code, message))
 
     def _tell(self, handover: Handover, message: w.PeerMessage, *, dial: bool = False) -> None:
         address = handover.peer.address if dial else ""
@@ -330,7 +319,7 @@ class PrefillRole:
         return handover if handover is not None and handover.peer.worker == peer else None
 
     def tick(self, now_s: float) -> None:
-        for transfer in self._leases.overdue():
+        for transfer in self._context.leases.overdue():
             handover = self._by_transfer.get(transfer)
             if handover is not None:
                 what = f"decode worker {handover.peer.worker} has forgotten the hand-over"
@@ -349,4 +338,4 @@ class PrefillRole:
         return working + ending
 
     def is_idle(self) -> bool:
-        return not self._handovers and not self._quiescing and self._whole.is_idle()
+        return not self._handovers and not self._quiescing and super().is_idle()

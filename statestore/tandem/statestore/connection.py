@@ -6,7 +6,8 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from redis.asyncio import Redis
@@ -69,7 +70,7 @@ async def connect(url: str, *, timeout_s: float = SOCKET_TIMEOUT_S) -> Redis:
         client = open_client(url)
     except (ValueError, TypeError):
         raise ConfigError(
-            f"{place} is no Redis URL", todo="write redis://:password@host:port/0 or unix:///path/to/socket"
+            f"{place} is not a Redis URL", todo="write redis://:password@host:port/0 or unix:///path/to/socket"
         ) from None
     try:
         async with asyncio.timeout(timeout_s):
@@ -106,9 +107,13 @@ async def wait_for_redis(url: str, *, within_s: float) -> None:
         await backoff.pause()
 
 
-def no_answer(error: BaseException) -> UnavailableError:
-    """The error that callers outside this package see of an outage."""
-    return UnavailableError("Redis does not answer", why=_one_line(error))
+@contextmanager
+def raising_unavailable() -> Iterator[None]:
+    """Raise UnavailableError in place of an outage, for callers outside this package."""
+    try:
+        yield
+    except OUTAGE as error:
+        raise UnavailableError("Redis does not answer", why=_one_line(error)) from error
 
 
 class _CancelSafe(AbstractConnection):

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from redis.asyncio import Redis
 
+from tandem.core.errors import UnavailableError
+from tandem.core.logs import event
 from tandem.statestore.connection import OUTAGE, Backoff
 
+_log = logging.getLogger(__name__)
 _LISTEN_S = 1.0
 
 
 class Wakeups:
-    """Listens to one channel; `run` belongs in a TaskGroup beside the polling loop that calls `wait`."""
+    """Listens to one channel; `run` belongs in a TaskGroup beside the loop that calls `wait`; `poll` is both."""
 
     def __init__(self, redis: Redis, channel: str) -> None:
         self._redis, self._channel = redis, channel
@@ -40,6 +45,24 @@ class Wakeups:
                 await self._listen(backoff)
             except OUTAGE:
                 await backoff.pause()
+
+    async def poll(self, look: Callable[[], Awaitable[None]], poll_s: float, what: str) -> None:
+        """Call `look` now, after a wake-up, and every `poll_s`, until cancelled; `what` names it in an outage's log.
+
+        An outage is an UnavailableError of `look`, which is then tried again soon.
+        """
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.run())
+            backoff = Backoff()
+            while True:
+                try:
+                    await look()
+                except UnavailableError as error:
+                    event(_log, f"{what} not readable", logging.WARNING, why=error.why)
+                    await backoff.pause()
+                    continue
+                backoff.reset()
+                await self.wait(poll_s)
 
     async def _listen(self, backoff: Backoff) -> None:
         pubsub: Any = self._redis.pubsub()

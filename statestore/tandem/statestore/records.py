@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from tandem.core.ids import Incarnation, RouterId, WorkerId
-from tandem.core.lifecycle import WorkerState
+from tandem.core.state_enums import WorkerState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ def to_json(record: Record) -> str:
 def _decoded(cls: type[Record], text: bytes | str) -> dict[str, Any]:
     raw = json.loads(text)
     if not isinstance(raw, dict):
-        raise ValueError(f"{cls.__name__} is no JSON object")
+        raise ValueError(f"{cls.__name__} is not a JSON object")
     values: dict[str, Any] = {}
     for field in fields(cls):
         if field.name not in raw:

@@ -1,7 +1,5 @@
 """The engine's benchmark with the bundled model: every shape in its place, and a file that the simulator takes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`clusterctl bench` and `replay` against real routers: figures, SLO gates, documents, pictures, wrong usage."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json
@@ -191,7 +189,7 @@ def test_what_nobody_answers_is_a_failure(capsys: pytest.CaptureFixture[str], ho
         (["bench", "--requests", "0"], "--requests is 0"),
         (["bench", "--prompt-tokens", "32,many"], "--prompt-tokens is '32,many'"),
         (["bench", "--attain", "2"], "--attain is 2"),
-        (["bench", "--attain", "0.9"], "--attain has nothing to hold"),
+        (["bench", "--attain", "0.9"], "--attain is given without an SLO"),
         (["bench", "--plot", "bench.doc"], "--plot is 'bench.doc'"),
         (["replay", "no-such.csv"], "the trace no-such.csv cannot be read"),
         (["replay", "trace.txt"], "no reader for trace.txt"),

@@ -1,8 +1,6 @@
 """Every command that changes a running cluster, against a real admin port: it can be tried without changing anything,
 asks where there is a terminal, needs `--yes` where there is none, and a second call changes nothing more."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import subprocess
@@ -21,8 +19,8 @@ from tandem.core.api_keys import KeyWish, draw
 from tandem.core.config import SloSection
 from tandem.core.desired import DesiredState, Pool
 from tandem.core.desired_changes import cordoned
-from tandem.core.lifecycle import RoleName
 from tandem.core.rollouts import paused, started
+from tandem.core.state_enums import RoleName
 from tandem.statestore.connection import connect
 from tandem.statestore.embedded_redis import PrivateRedis
 from tandem.statestore.keys import Keys
@@ -221,7 +219,7 @@ def test_it_needs_yes_where_there_is_no_terminal(scene: Scene, words: tuple[str,
     before = scene.held()
     code, out, error = scene.run(words)
     assert (code, out, scene.asked) == (Exit.USAGE, "", [])
-    assert "this changes the cluster and nobody can be asked: the standard input is no terminal" in error
+    assert "this changes the cluster and cannot be confirmed: the standard input is not a terminal" in error
     assert "--yes" in error
     assert len(error.splitlines()) == 1
     assert scene.held() == before
@@ -263,7 +261,7 @@ def test_it_is_done_once(scene: Scene, words: tuple[str, ...], is_asked: bool) -
 def test_a_standard_input_that_is_closed_is_no_terminal() -> None:
     code = "import sys; sys.stdin = None; from tandem.clusterctl.confirm import Consent; Consent().check()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert "ConfigError: this changes the cluster and nobody can be asked" in done.stderr
+    assert "ConfigError: this changes the cluster and cannot be confirmed" in done.stderr
 
 
 def test_a_key_that_shuts_nobody_out_is_made_without_asking(scene: Scene) -> None:

@@ -1,7 +1,5 @@
 """`clusterctl chat` against real routers, and against an endpoint that is none of ours: answers, figures, errors."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys
@@ -17,7 +15,7 @@ import pytest
 
 from tandem.clusterctl import main as program
 from tandem.clusterctl.chat.client import ChatAnswer
-from tandem.clusterctl.chat.statistics import line_of
+from tandem.clusterctl.chat.printer import line_of
 from tandem.clusterctl.exit_codes import Exit
 from tandem.core.config import Anonymous
 from tests.integration.clusterctl.terminal import CTRL_C, CTRL_D, Terminal
@@ -223,7 +221,7 @@ def test_an_error_is_one_line_and_a_code(run: Run, house: RouterHarness) -> None
         (
             ("--url", f"{house.url}/nowhere", "--model", "m"),
             Exit.USAGE,
-            "there is nothing at /nowhere/v1/chat/completions",
+            "nothing is served at /nowhere/v1/chat/completions",
         ),
     ]
     for flags, want, text in cases:
@@ -245,7 +243,7 @@ def test_a_context_that_is_full(run: Run, house: RouterHarness) -> None:
         ([*says("Hel")[:1], b""], Exit.FAILED, "was lost in the middle of the answer: peer closed connection"),
         (says("Hel")[:1], Exit.FAILED, "was lost in the middle of the answer: the stream has no end. Ask again."),
         ([*says("Hel")[:1], b'data: {"error": {"message": "a worker died.", "code": "worker_lost"}}\n'], 1, "a worker"),
-        ([*says("Hel")[:1], b"data: {{\n"], Exit.FAILED, "what answers is no OpenAI endpoint: it sent '{{'"),
+        ([*says("Hel")[:1], b"data: {{\n"], Exit.FAILED, "the endpoint is not an OpenAI API: it sent '{{'"),
     ],
 )  # fmt: skip
 def test_an_answer_that_breaks_off(run: Run, endpoint: Endpoint, pieces: list[bytes], code: int, text: str) -> None:
@@ -261,8 +259,8 @@ def test_an_answer_that_breaks_off(run: Run, endpoint: Endpoint, pieces: list[by
         ((), "no question was given"),
         (("",), "no question was given"),
         (("Hi", "--timeout", "0"), "--timeout is 0"),
-        (("Hi", "--url", "h:80"), "'h:80' is no URL of an API"),
-        (("\udcff", "--url", "http://127.0.0.1:1", "--model", "m"), "cannot send what was given: it is no UTF-8 text"),
+        (("Hi", "--url", "h:80"), "'h:80' is not the URL of an API"),
+        (("\udcff", "--url", "http://127.0.0.1:1", "--model", "m"), "cannot send the given text: it is not UTF-8 text"),
     ],
 )
 def test_what_cannot_be_asked(run: Run, arguments: tuple[str, ...], text: str) -> None:
@@ -303,7 +301,7 @@ def test_a_conversation(endpoint: Endpoint, tmp_path: Path) -> None:
         assert (
             (tmp_path / "said.md").read_text().startswith("## system\n\nBe brief.\n\n## user\n\nHi\n\n## assistant\n")
         )
-        said("/clear", "what was said is forgotten")
+        said("/clear", "the conversation is cleared")
         said("/system", "there is no system prompt")
         endpoint.pieces = says("\x1b]0;title\x07", "Bye")
         said(f"{UP * 2}{6 * BACKSPACE}list", "\ufffd]0;title\ufffdBye")

@@ -1,7 +1,5 @@
 """Faults that operators make, planted one by one in the real thing: `clusterctl doctor` names each, and its fix."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -24,7 +22,7 @@ from tandem.core.events import ClusterEvent, EventKind
 from tandem.core.ids import WorkerId, new_incarnation
 from tandem.statestore.connection import connect
 from tandem.statestore.embedded_redis import PrivateRedis
-from tandem.statestore.index.lease import WorkerLease
+from tandem.statestore.index.member_lease import WorkerLease
 from tandem.statestore.keys import Keys, Member
 from tandem.statestore.records import WorkerRecord
 from tandem.statestore.stores.events import ClusterEventStore
@@ -204,7 +202,7 @@ def test_a_machine_without_gpus(tmp_path: Path) -> None:
     [
         ({"NCCL_SOCKET_IFNAME": "nosuch,other"}, "error", "no interface is left by that"),
         ({"NCCL_SOCKET_IFNAME": "=l"}, "error", "(lo"),
-        ({"NCCL_SOCKET_IFNAME": "lo"}, "warning", "nobody on another machine is reached over lo"),
+        ({"NCCL_SOCKET_IFNAME": "lo"}, "warning", "lo reaches no other machine"),
         ({"NCCL_P2P_DISABLE": "1"}, "warning", "NCCL_P2P_DISABLE=1: the 2 ranks of a worker"),
         ({"NCCL_P2P_LEVEL": "loc"}, "warning", "NCCL_P2P_LEVEL=LOC"),
         ({"NCCL_SHM_DISABLE": "1"}, "warning", "NCCL_SHM_DISABLE=1"),
@@ -363,7 +361,7 @@ def test_a_registry_that_names_the_dead(tmp_path: Path, redis: PrivateRedis) -> 
     code, found = doctor(tmp_path, "--redis", redis.url)
     assert code == 7
     (one, what, _), (other, silent, _) = found["registry"]
-    assert (one, "nobody listens at its address 127.0.0.1:1" in what) == ("error", True)
+    assert (one, "no process listens at its address 127.0.0.1:1" in what) == ("error", True)
     assert (other, "prefill-7 is listed and holds no lease" in silent) == ("warning", True)
 
 

@@ -1,7 +1,5 @@
 """`up --dry-run` and `join --dry-run`: what would be started is shown and checked, and nothing is there afterwards."""
 
-from __future__ import annotations
-
 import json
 import socket
 from pathlib import Path
@@ -11,7 +9,7 @@ import pytest
 
 from tandem.clusterctl import main as program
 from tandem.clusterctl.exit_codes import Exit
-from tandem.controlplane.ray import node
+from tandem.controlplane.ray import ray_start
 from tandem.controlplane.state_dir import StateDir
 from tandem.engine import model_source
 from tandem.statestore.embedded_redis import PrivateRedis
@@ -168,7 +166,7 @@ def test_what_this_machine_would_give(
     def started(*arguments: object, **named: object) -> None:
         raise AssertionError("it joins")
 
-    monkeypatch.setattr(node, "RayNodeProcess", started)
+    monkeypatch.setattr(ray_start, "RayNodeProcess", started)
     token = tmp_path / "ray.token"
     token.write_text("0" * 64)
     with socket.create_server(("127.0.0.1", 0)) as head:
@@ -184,4 +182,4 @@ def test_what_this_machine_would_give(
         ]  # fmt: skip
     code, out, error = run(capsys, "join", address, "--dry-run")
     assert (code, out) == (Exit.FAILED, "")
-    assert f"nobody answers at {address}" in error
+    assert f"no cluster answers at {address}" in error

@@ -1,7 +1,5 @@
 """Features that only a terminal shows: questions with typed answers, a picture that is redrawn, a bar."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +11,7 @@ import pytest
 
 from tandem.clusterctl.exit_codes import Exit
 from tandem.core.desired import DesiredState, Pool
-from tandem.core.lifecycle import RoleName
+from tandem.core.state_enums import RoleName
 from tandem.statestore.connection import connect
 from tandem.statestore.embedded_redis import PrivateRedis
 from tandem.statestore.keys import Keys
@@ -100,7 +98,7 @@ def test_a_change_is_shown_agreed_to_and_made(house: RouterHarness, answer: str)
         place = len(terminal.shown)
         for unclear in ("perhaps\n", "\udcff\n"):
             terminal.type(unclear)
-            place = terminal.wait_for("say y or n", after=place)
+            place = terminal.wait_for("answer y or n", after=place)
             place = terminal.wait_for(PROMPT, after=place)
         terminal.type(f"{answer}\n")
         assert terminal.end() == 0, terminal.shown
@@ -164,7 +162,7 @@ def test_who_agrees_too_late_is_told(house: RouterHarness) -> None:
         before = wanted(house)
         terminal.type("y\n")
         assert terminal.end() == Exit.CONFLICT, terminal.shown
-        assert "somebody else changed the desired state" in terminal.shown
+        assert "another client changed the desired state" in terminal.shown
     assert wanted(house) == before
 
 
@@ -199,13 +197,13 @@ def test_who_waits_is_told_that_somebody_else_wants_something_else(house: Router
         terminal.wait_for("decode-3 is absent")
         write(house, START)
         assert terminal.end() == Exit.CONFLICT, terminal.shown
-        assert "somebody else changed the desired state meanwhile" in terminal.shown
+        assert "another writer changed the desired state meanwhile" in terminal.shown
 
 
 def test_a_wait_that_is_over_is_no_failure_of_the_change(house: RouterHarness) -> None:
     with on(house, "scale", "--decode", "4", "--yes", "--timeout", "0.3") as terminal:
         assert terminal.end() == Exit.TIMEOUT, terminal.shown
-        assert "the cluster is not as wished after 0.3 s: decode-3 is absent" in terminal.shown.replace("\n", " ")
+        assert "the cluster is not as desired after 0.3 s: decode-3 is absent" in terminal.shown.replace("\n", " ")
     assert decoders(house) == 4
 
 

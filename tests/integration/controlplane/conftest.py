@@ -1,7 +1,5 @@
 """A cluster's parts with small real programs in place of workers and routers."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator

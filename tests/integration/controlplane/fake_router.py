@@ -1,7 +1,5 @@
 """Behaves like a router towards `up` and `clusterctl`: ready file, /readyz, and the two admin calls."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import dataclasses

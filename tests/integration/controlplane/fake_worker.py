@@ -1,7 +1,5 @@
 """Behaves like a worker towards its launcher. Run as `fake_worker.py [--option …] --config FILE`."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """A controller with the launcher `kubernetes`, over an emulated cluster with pods that run fake workers."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
@@ -14,11 +12,12 @@ from tandem.controlplane.kubernetes.adoption import Home, Homes
 from tandem.controlplane.kubernetes.api import KubernetesApi
 from tandem.controlplane.kubernetes.launcher import KubernetesLauncher
 from tandem.controlplane.kubernetes.pod_sync import PodFollowing
+from tandem.controlplane.worker_control import WorkerControlClient, WorkerLook
 from tandem.core.clock import MonotonicClock
 from tandem.core.desired import DesiredState, Pool
 from tandem.core.errors import UnavailableError
-from tandem.core.ids import WorkerId
-from tandem.core.lifecycle import RoleName
+from tandem.core.ids import Incarnation, WorkerId
+from tandem.core.state_enums import RoleName, WorkerState
 from tests.integration.deploy.emulated import Cluster, serving
 from tests.unit.controlplane.controller_rig import Events, spec_of
 from tools.waiting import wait_for_async
@@ -34,9 +33,8 @@ class Worker:
     """A worker's reported state, and the orders that it received."""
 
     role: RoleName
-    state: str = "ready"
+    state: WorkerState = WorkerState.READY
     target: RoleName | None = None
-    flip_failure: str = ""
     was_drained: bool = False
 
 
@@ -73,7 +71,7 @@ class Record:
 
 
 @dataclass
-class Kubelet:
+class Kubelet(WorkerControlClient):
     """Start and end pods at once or, those in `slow`, when the test triggers it. Also serves as the controller's worker
     control: a drain and a flip take one look."""
 
@@ -104,25 +102,32 @@ class Kubelet:
     def roles(self) -> dict[WorkerId, RoleName]:
         return {name: worker.role for name, worker in self.workers.items()}
 
-    async def look(self, worker: WorkerId) -> Worker:
+    async def look(self, worker: WorkerId) -> WorkerLook:
         found = self.workers.get(worker)
         if found is None or worker in self.silent:
             raise UnavailableError(f"{worker} does not answer")
-        said = replace(found)
-        if found.state == "draining":
-            found.state, found.was_drained = "drained", True
+        said = WorkerLook(
+            worker=worker, incarnation=Incarnation(1), role=found.role, state=found.state, target=found.target
+        )
+        if found.state is WorkerState.DRAINING:
+            found.state, found.was_drained = WorkerState.DRAINED, True
         if found.target is not None:
-            found.role, found.target, found.state = found.target, None, "ready"
+            found.role, found.target, found.state = found.target, None, WorkerState.READY
         return said
 
-    async def drain(self, worker: WorkerId, deadline_s: float) -> None:
-        self.workers[worker].state = "draining"
+    async def drain(self, worker: WorkerId, deadline_s: float | None = None) -> WorkerLook:
+        return self._obey(worker, WorkerState.DRAINING)
 
-    async def uncordon(self, worker: WorkerId) -> None:
-        self.workers[worker].state = "ready"
+    async def uncordon(self, worker: WorkerId) -> WorkerLook:
+        return self._obey(worker, WorkerState.READY)
 
-    async def become(self, worker: WorkerId, role: RoleName, deadline_s: float) -> None:
-        self.workers[worker].state, self.workers[worker].target = "flipping", role
+    async def become(self, worker: WorkerId, role: RoleName, deadline_s: float | None = None) -> WorkerLook:
+        return self._obey(worker, WorkerState.FLIPPING, role)
+
+    def _obey(self, worker: WorkerId, state: WorkerState, target: RoleName | None = None) -> WorkerLook:
+        found = self.workers[worker]
+        found.state, found.target = state, target or found.target
+        return WorkerLook(worker=worker, incarnation=Incarnation(1), role=found.role, state=state, target=target)
 
 
 @dataclass
@@ -228,7 +233,7 @@ async def control(api: KubernetesApi, homes: Homes, record: Record, kubelet: Kub
         make_spec=spec_of,
         events=events,
         clock=MonotonicClock(),
-        steering=kubelet,
+        client=kubelet,
         is_continued=True,
         following=PodFollowing(launcher, homes, kubelet.roles, record.save, events),
     )

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
 
-from tandem.controlplane.named_models import Fetchable
+from tandem.controlplane.model_catalog import Fetchable
 
 CONTENT = bytes(range(256)) * 4096
 WHEEL_NAME = "toy_model-1.0-py3-none-any.whl"

@@ -1,7 +1,5 @@
 """The client of the Kubernetes API against an emulated server: what it asks, and what it makes of each refusal."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading

@@ -1,7 +1,5 @@
 """A controller over an emulated cluster: changes of the record take effect, and so do others' changes of the pods."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from functools import partial

@@ -1,11 +1,10 @@
 """The planner on a real store: one-time advice, compare-and-set actions, durable cool-downs, and concurrent
 planners."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,8 @@ from tandem.core.desired_changes import cordoned, with_role
 from tandem.core.errors import UnavailableError
 from tandem.core.events import ClusterEvent, EventKind
 from tandem.core.ids import RouterId, WorkerId
-from tandem.core.lifecycle import RoleName
 from tandem.core.prefill_queue import PrefillSpeed
+from tandem.core.state_enums import RoleName
 from tandem.statestore.connection import connect
 from tandem.statestore.embedded_redis import PrivateRedis
 from tandem.statestore.keys import Keys
@@ -75,6 +74,9 @@ class RacedStore(DesiredStateStore):
             race, self.race = self.race, None
             await race()
         return found
+
+
+Play = Callable[..., AbstractAsyncContextManager["Scene"]]
 
 
 class Scene:
@@ -166,164 +168,141 @@ def seen(state: DesiredState, link_bytes_per_s: float) -> Demand:
 
 
 @pytest.fixture
-def play(tmp_path: Path) -> Iterator[Callable[..., None]]:
+def play(tmp_path: Path) -> Iterator[Play]:
     with PrivateRedis.start(tmp_path / "redis", "hush") as server:
 
-        def run(scenario: Callable[[Scene], Awaitable[None]], state: DesiredState | None = None) -> None:
-            async def body() -> None:
-                redis = await connect(server.url)
-                scene = Scene(redis, state or record())
-                assert await scene.desired.save(scene.shown, 0)
-                await scenario(scene)
-                await redis.aclose()
+        @asynccontextmanager
+        async def playing(state: DesiredState | None = None) -> AsyncIterator[Scene]:
+            redis = await connect(server.url)
+            scene = Scene(redis, state or record())
+            assert await scene.desired.save(scene.shown, 0)
+            yield scene
+            await redis.aclose()
 
-            asyncio.run(body())
-
-        yield run
+        yield playing
 
 
-def test_advice_is_given_once_with_its_figures_and_changes_nothing(play: Callable[..., None]) -> None:
-    async def scenario(scene: Scene) -> None:
-        planner = scene.planner(ADVISE)
-        said = await scene.look_until(planner, EventKind.PLAN_ADVISED)
-        assert said.startswith("1P:3D → 2P:2D, because 2P:2D would keep ")
-        assert "TTFT p90" in said
-        word = await scene.look(planner, 10)
-        assert (word["mode"], word["split"], word["wanted"], word["is_due"]) == ("advise", "1P:3D", "2P:2D", True)
-        assert word["then"]["attained"] > word["now"]["attained"]
-        await scene.let_age()
-        await scene.start_again()
-        await scene.look(scene.planner(ADVISE), 10)
-        assert len(await scene.events(EventKind.PLAN_ADVISED)) == 1, "nor by the planner of the next controller"
-        scene.clock.advance(REPEAT_S)
-        await scene.look_until(planner, EventKind.PLAN_ADVISED)
-        assert (await scene.state()).version == 1
+@pytest.fixture
+def scene(play: Play) -> AbstractAsyncContextManager[Scene]:
+    return play()
 
-    play(scenario)
+
+async def test_advice_is_given_once_with_its_figures_and_changes_nothing(scene: Scene) -> None:
+    planner = scene.planner(ADVISE)
+    said = await scene.look_until(planner, EventKind.PLAN_ADVISED)
+    assert said.startswith("1P:3D → 2P:2D, because 2P:2D would keep ")
+    assert "TTFT p90" in said
+    word = await scene.look(planner, 10)
+    assert (word["mode"], word["split"], word["wanted"], word["is_due"]) == ("advise", "1P:3D", "2P:2D", True)
+    assert word["then"]["attained"] > word["now"]["attained"]
+    await scene.let_age()
+    await scene.start_again()
+    await scene.look(scene.planner(ADVISE), 10)
+    assert len(await scene.events(EventKind.PLAN_ADVISED)) == 1, "nor by the planner of the next controller"
+    scene.clock.advance(REPEAT_S)
+    await scene.look_until(planner, EventKind.PLAN_ADVISED)
+    assert (await scene.state()).version == 1
 
 
 @pytest.mark.parametrize(
     ("link_bytes_per_s", "wanted", "links"),
     [(0.0, "2P:2D", "no link was measured"), (5e9, "2P:2D", "links of 5.00 GB/s"), (4e7, "4M", "links of 40 MB/s")],
 )
-def test_pairs_are_wanted_where_links_can_carry_what_they_compute(
-    play: Callable[..., None], link_bytes_per_s: float, wanted: str, links: str
+async def test_pairs_are_wanted_where_links_can_carry_what_they_compute(
+    scene: Scene, link_bytes_per_s: float, wanted: str, links: str
 ) -> None:
     """A prompt's KV takes 5 s at 40 MB/s, and 1.5 of them come a second."""
-
-    async def scenario(scene: Scene) -> None:
-        scene.link_bytes_per_s = link_bytes_per_s
-        planner = scene.planner(dataclasses.replace(ADVISE, is_mixed_allowed=True))
-        said = await scene.look_until(planner, EventKind.PLAN_ADVISED)
-        assert f"because {wanted} would keep " in said
-        assert links in said
-        word = await scene.look(planner)
-        assert word["link_bytes_per_s"] == link_bytes_per_s
-
-    play(scenario)
+    scene.link_bytes_per_s = link_bytes_per_s
+    planner = scene.planner(dataclasses.replace(ADVISE, is_mixed_allowed=True))
+    said = await scene.look_until(planner, EventKind.PLAN_ADVISED)
+    assert f"because {wanted} would keep " in said
+    assert links in said
+    word = await scene.look(planner)
+    assert word["link_bytes_per_s"] == link_bytes_per_s
 
 
-def test_it_flips_the_worker_with_the_least_to_do_and_waits_until_that_is_done(play: Callable[..., None]) -> None:
-    async def scenario(scene: Scene) -> None:
-        planner = scene.planner(ACT)
-        said = await scene.look_until(planner, EventKind.PLAN_ACTED)
-        assert said.startswith("1P:3D → 2P:2D, because ")
-        assert said.endswith("version 2: decode-1 flip from decode to prefill")
-        assert await scene.counts() == (2, 2)
-        word = await scene.look(planner, 8)
-        assert word["reason"] == "workers are still changing"
-        assert word["unsettled"] == "decode-1 is to become a prefill worker"
-        assert (word["last_action"]["what"], word["last_advice"]) == (said, None)
-        scene.shown = await scene.state()
-        word = await scene.look(planner, 8)
-        assert word["unsettled"] == ""
-        assert (await scene.state()).members[0].role is PREFILL
-        assert (await scene.look(scene.planner(ACT)))["last_action"]["what"] == said, "as events say"
-
-    play(scenario)
+async def test_it_flips_the_worker_with_the_least_to_do_and_waits_until_that_is_done(scene: Scene) -> None:
+    planner = scene.planner(ACT)
+    said = await scene.look_until(planner, EventKind.PLAN_ACTED)
+    assert said.startswith("1P:3D → 2P:2D, because ")
+    assert said.endswith("version 2: decode-1 flip from decode to prefill")
+    assert await scene.counts() == (2, 2)
+    word = await scene.look(planner, 8)
+    assert word["reason"] == "workers are still changing"
+    assert word["unsettled"] == "decode-1 is to become a prefill worker"
+    assert (word["last_action"]["what"], word["last_advice"]) == (said, None)
+    scene.shown = await scene.state()
+    word = await scene.look(planner, 8)
+    assert word["unsettled"] == ""
+    assert (await scene.state()).members[0].role is PREFILL
+    assert (await scene.look(scene.planner(ACT)))["last_action"]["what"] == said, "as events say"
 
 
 HASTY = dataclasses.replace(ACT, confirmations=1, worth_s=0.0)
 """Acts at the first look after the cool-down."""
 
 
-def test_of_two_writers_one_wins_and_the_planner_gives_way(play: Callable[..., None]) -> None:
-    async def scenario(scene: Scene) -> None:
-        planner = scene.planner(HASTY)
-        await scene.redis.hset(KEYS.desired, "saved_s", 0)
-        shorter = dataclasses.replace(await scene.state(), drain_deadline_s=7.0)
-        scene.desired.race = lambda: scene.write(shorter)
-        await scene.look(planner)
-        (denied,) = await scene.events(EventKind.PLAN_DENIED)
-        assert denied.reason == "1P:3D → 2P:2D, somebody else changed the desired state meanwhile, and won"
-        assert (await scene.state()).drain_deadline_s == 7.0
-        word = await scene.look(planner)
-        assert word["waits_s"] > 0, "what others do gives it a cool-down"
-        assert (await scene.state()).version == 2
-        await scene.look_until(planner, EventKind.PLAN_ACTED)
-        after = await scene.state()
-        assert (after.version, after.drain_deadline_s) == (3, 7.0)
-
-    play(scenario)
+async def test_of_two_writers_one_wins_and_the_planner_gives_way(scene: Scene) -> None:
+    planner = scene.planner(HASTY)
+    await scene.redis.hset(KEYS.desired, "saved_s", 0)
+    shorter = dataclasses.replace(await scene.state(), drain_deadline_s=7.0)
+    scene.desired.race = lambda: scene.write(shorter)
+    await scene.look(planner)
+    (denied,) = await scene.events(EventKind.PLAN_DENIED)
+    assert denied.reason == "1P:3D → 2P:2D, another writer changed the desired state first"
+    assert (await scene.state()).drain_deadline_s == 7.0
+    word = await scene.look(planner)
+    assert word["waits_s"] > 0, "what others do gives it a cool-down"
+    assert (await scene.state()).version == 2
+    await scene.look_until(planner, EventKind.PLAN_ACTED)
+    after = await scene.state()
+    assert (after.version, after.drain_deadline_s) == (3, 7.0)
 
 
 @pytest.mark.parametrize("is_overwritten", [False, True])
-def test_an_act_whose_answer_got_lost_is_told_of_if_it_stands_there(
-    play: Callable[..., None], is_overwritten: bool
-) -> None:
-    async def scenario(scene: Scene) -> None:
-        planner = scene.planner(HASTY)
-        await scene.redis.hset(KEYS.desired, "saved_s", 0)
-        scene.desired.is_mute = True
-        with pytest.raises(UnavailableError):
-            await scene.look(planner)
-        scene.desired.is_mute = False
-        assert (await scene.counts(), await scene.events(EventKind.PLAN_ACTED)) == ((2, 2), [])
-        if is_overwritten:
-            await scene.write(record())
-        await scene.look(planner, 2, step_s=1.0)
-        acted = [happened.reason for happened in await scene.events(EventKind.PLAN_ACTED)]
-        ends = [reason.partition("; ")[2] for reason in acted]
-        assert ends == ([] if is_overwritten else ["version 2: decode-1 flip from decode to prefill"])
-
-    play(scenario)
+async def test_an_act_whose_answer_got_lost_is_told_of_if_it_stands_there(scene: Scene, is_overwritten: bool) -> None:
+    planner = scene.planner(HASTY)
+    await scene.redis.hset(KEYS.desired, "saved_s", 0)
+    scene.desired.is_mute = True
+    with pytest.raises(UnavailableError):
+        await scene.look(planner)
+    scene.desired.is_mute = False
+    assert (await scene.counts(), await scene.events(EventKind.PLAN_ACTED)) == ((2, 2), [])
+    if is_overwritten:
+        await scene.write(record())
+    await scene.look(planner, 2, step_s=1.0)
+    acted = [happened.reason for happened in await scene.events(EventKind.PLAN_ACTED)]
+    ends = [reason.partition("; ")[2] for reason in acted]
+    assert ends == ([] if is_overwritten else ["version 2: decode-1 flip from decode to prefill"])
 
 
-def test_what_an_operator_does_gives_it_a_cool_down(play: Callable[..., None]) -> None:
+async def test_what_an_operator_does_gives_it_a_cool_down(scene: Scene) -> None:
     """Also a change that leaves the split as it is; and to the planner of the next controller, too."""
-
-    async def scenario(scene: Scene) -> None:
-        planner = scene.planner(HASTY)
-        await scene.redis.hset(KEYS.desired, "saved_s", 0)
-        await scene.write(dataclasses.replace(await scene.state(), drain_deadline_s=7.0))
-        for one in (planner, scene.planner(HASTY)):
-            word = await scene.look(one, step_s=1.0)
-            assert 20 < word["waits_s"] <= 31
-            assert "the split changed lately" in word["reason"]
-        seconds, _ = await scene.redis.time()
-        await scene.redis.hset(KEYS.desired, "saved_s", seconds - 12)
-        await scene.start_again()
-        word = await scene.look(scene.planner(HASTY), step_s=1.0)
-        assert 10 < word["waits_s"] <= 19, "as much as is left of it"
-        assert await scene.events(EventKind.PLAN_ACTED) == []
-
-    play(scenario)
+    planner = scene.planner(HASTY)
+    await scene.redis.hset(KEYS.desired, "saved_s", 0)
+    await scene.write(dataclasses.replace(await scene.state(), drain_deadline_s=7.0))
+    for one in (planner, scene.planner(HASTY)):
+        word = await scene.look(one, step_s=1.0)
+        assert 20 < word["waits_s"] <= 31
+        assert "the split changed lately" in word["reason"]
+    seconds, _ = await scene.redis.time()
+    await scene.redis.hset(KEYS.desired, "saved_s", seconds - 12)
+    await scene.start_again()
+    word = await scene.look(scene.planner(HASTY), step_s=1.0)
+    assert 10 < word["waits_s"] <= 19, "as much as is left of it"
+    assert await scene.events(EventKind.PLAN_ACTED) == []
 
 
-def test_a_worker_that_somebody_drained_is_left_alone(play: Callable[..., None]) -> None:
-    async def scenario(scene: Scene) -> None:
-        await scene.write(cordoned(await scene.state(), "decode-2", is_cordoned=True))
-        word = await scene.look(scene.planner(HASTY), 10)
-        assert word["unsettled"] == "decode-2 is to have no work"
-        assert await scene.events(EventKind.PLAN_ACTED) == []
-
-    play(scenario)
+async def test_a_worker_that_somebody_drained_is_left_alone(scene: Scene) -> None:
+    await scene.write(cordoned(await scene.state(), "decode-2", is_cordoned=True))
+    word = await scene.look(scene.planner(HASTY), 10)
+    assert word["unsettled"] == "decode-2 is to have no work"
+    assert await scene.events(EventKind.PLAN_ACTED) == []
 
 
-def test_it_starts_nobody_where_nobody_can_flip(play: Callable[..., None]) -> None:
+async def test_it_starts_nobody_where_nobody_can_flip(play: Play) -> None:
     """Pools differ, so that `scale` would stop one worker and start another; that is reported once."""
-
-    async def scenario(scene: Scene) -> None:
+    async with play(record(prefill_tp=2)) as scene:
         planner = scene.planner(HASTY)
         denied = await scene.look_until(planner, EventKind.PLAN_DENIED)
         assert denied.startswith("1P:3D → 2P:2D, it takes another start")
@@ -331,37 +310,30 @@ def test_it_starts_nobody_where_nobody_can_flip(play: Callable[..., None]) -> No
         assert len(await scene.events(EventKind.PLAN_DENIED)) == 1
         assert await scene.counts() == (1, 3)
 
-    play(scenario, record(prefill_tp=2))
+
+async def test_an_operator_who_flips_back_is_advised_again(scene: Scene) -> None:
+    planner = scene.planner(ADVISE)
+    await scene.look_until(planner, EventKind.PLAN_ADVISED)
+    await scene.write(with_role(await scene.state(), "decode-0", PREFILL))
+    scene.shown = await scene.state()
+    await scene.look(planner, 3)
+    await scene.write(with_role(await scene.state(), "decode-0", DECODE))
+    scene.shown = await scene.state()
+    await scene.look_until(planner, EventKind.PLAN_ADVISED)
+    assert len(await scene.events(EventKind.PLAN_ADVISED)) == 2
 
 
-def test_an_operator_who_flips_back_is_advised_again(play: Callable[..., None]) -> None:
-    async def scenario(scene: Scene) -> None:
-        planner = scene.planner(ADVISE)
-        await scene.look_until(planner, EventKind.PLAN_ADVISED)
-        await scene.write(with_role(await scene.state(), "decode-0", PREFILL))
-        scene.shown = await scene.state()
-        await scene.look(planner, 3)
-        await scene.write(with_role(await scene.state(), "decode-0", DECODE))
-        scene.shown = await scene.state()
-        await scene.look_until(planner, EventKind.PLAN_ADVISED)
-        assert len(await scene.events(EventKind.PLAN_ADVISED)) == 2
-
-    play(scenario)
-
-
-def test_more_workers_where_no_flip_helps_but_never_above_the_budget(play: Callable[..., None]) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_more_workers_where_no_flip_helps_but_never_above_the_budget(play: Play) -> None:
+    async with play(record(1, 1)) as scene:
         planner = scene.planner(dataclasses.replace(HASTY, is_scaling=True, budget=3))
         for _ in range(30):
             await scene.look(planner)
             scene.shown = await scene.state()
         assert await scene.counts() == (2, 1)
 
-    play(scenario, record(1, 1))
 
-
-def test_without_scaling_workers_above_the_budget_are_an_operators(play: Callable[..., None]) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_without_scaling_workers_above_the_budget_are_an_operators(play: Play) -> None:
+    async with play(record(3, 3)) as scene:
         planner = scene.planner(dataclasses.replace(HASTY, budget=4))
         advice = await scene.look_until(planner, EventKind.PLAN_ADVISED)
         assert advice.startswith("3P:3D → ")
@@ -370,37 +342,29 @@ def test_without_scaling_workers_above_the_budget_are_an_operators(play: Callabl
         assert (word["mode"], word["is_due"], word["is_advice"]) == ("act", True, True)
         assert (await scene.state()).version == 1
 
-    play(scenario, record(3, 3))
+
+async def test_without_a_word_of_any_router_it_says_so(scene: Scene) -> None:
+    await scene.planner(ACT).look()
+    word = await scene.planning.word()
+    assert word is not None
+    assert (word["routers"], word["reason"]) == (0, "no router says what is asked of it")
 
 
-def test_without_a_word_of_any_router_it_says_so(play: Callable[..., None]) -> None:
-    async def scenario(scene: Scene) -> None:
-        await scene.planner(ACT).look()
-        word = await scene.planning.word()
-        assert word is not None
-        assert (word["routers"], word["reason"]) == (0, "no router says what is asked of it")
-
-    play(scenario)
-
-
-def test_an_outage_costs_a_look_and_no_more(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        with PrivateRedis.start(tmp_path / "redis", "hush") as server:
-            redis = await connect(server.url)
-            scene = Scene(redis, record())
-            assert await scene.desired.save(scene.shown, 0)
-            planner = scene.planner(dataclasses.replace(ACT, interval_s=0.01))
-            running = asyncio.create_task(planner.run())
+async def test_an_outage_costs_a_look_and_no_more(tmp_path: Path) -> None:
+    with PrivateRedis.start(tmp_path / "redis", "hush") as server:
+        redis = await connect(server.url)
+        scene = Scene(redis, record())
+        assert await scene.desired.save(scene.shown, 0)
+        planner = scene.planner(dataclasses.replace(ACT, interval_s=0.01))
+        running = asyncio.create_task(planner.run())
+        await wait_for_async(scene.planning.word)
+        server.stop()
+        with pytest.raises(UnavailableError):
+            await scene.planning.word()
+        with PrivateRedis.start(server.directory, "hush", port=server.port):
+            await redis.delete(KEYS.planner)
             await wait_for_async(scene.planning.word)
-            server.stop()
-            with pytest.raises(UnavailableError):
-                await scene.planning.word()
-            with PrivateRedis.start(server.directory, "hush", port=server.port):
-                await redis.delete(KEYS.planner)
-                await wait_for_async(scene.planning.word)
-                assert not running.done()
-                running.cancel()
-                await asyncio.gather(running, return_exceptions=True)
-                await redis.aclose()
-
-    asyncio.run(scenario())
+            assert not running.done()
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await redis.aclose()

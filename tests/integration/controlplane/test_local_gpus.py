@@ -1,7 +1,5 @@
 """A worker starts on a GPU of this machine once no other process holds it. The output of `nvidia-smi` is made up."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib.metadata
 import os
@@ -9,14 +7,14 @@ import signal
 
 import pytest
 
-from tandem.controlplane import gpu_memory
+from tandem.controlplane import gpu_free_check
 from tandem.controlplane.environment import Environment
 from tandem.controlplane.launcher import WorkerExited, WorkerProgress, WorkerReady, WorkerReport, WorkerSpec
 from tandem.controlplane.local import LocalLauncher, gpus_of
 from tandem.controlplane.state_dir import HeldState
 from tandem.core.config import WorkerConfig, WorkerSection
 from tandem.core.ids import WorkerId
-from tandem.core.lifecycle import RoleName
+from tandem.core.state_enums import RoleName
 from tools.fake_gpus import FakeGpus
 from tools.waiting import wait_for_async
 
@@ -39,7 +37,7 @@ def gpus(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     gpus = FakeGpus(tmp_path_factory.mktemp("gpus") / "bin")
     monkeypatch.setenv("PATH", gpus.path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(gpu_memory, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(gpu_free_check, "LOOK_EVERY_S", 0.01)
     return gpus
 
 
@@ -66,114 +64,92 @@ async def _is_ready(launcher: LocalLauncher, worker_id: WorkerId = P) -> int:
     return int(ready.details["pid"])
 
 
-def test_a_screen_is_not_waited_for(launcher: LocalLauncher, gpus: FakeGpus) -> None:
-    async def run() -> None:
-        gpus.show(0, 20000)
-        async with launcher:
+async def test_a_screen_is_not_waited_for(launcher: LocalLauncher, gpus: FakeGpus) -> None:
+    gpus.show(0, 20000)
+    async with launcher:
+        await launcher.start_worker(spec())
+        await _is_ready(launcher)
+
+
+async def test_what_somebody_holds_is_waited_for(launcher: LocalLauncher, gpus: FakeGpus) -> None:
+    holds = gpus.hold(0, 61440, 7)
+    async with launcher:
+        await launcher.start_worker(spec())
+        assert await _next(launcher) == WorkerProgress(P, f"waiting for a place: {holds}")
+        assert [one.worker_id for one in await launcher.running()] == [P]
+        asked = gpus.asked
+        await wait_for_async(lambda: gpus.asked > asked + 4)
+        gpus.give_back()
+        await _is_ready(launcher)
+
+
+async def test_what_is_never_given_back_is_no_place_and_it_can_be_tried_again(
+    hasty: LocalLauncher, gpus: FakeGpus
+) -> None:
+    holds = gpus.hold(1, 9000, 8)
+    async with hasty:
+        await hasty.start_worker(spec(tp=2))
+        expected = WorkerExited(P, f"it got no place within 0 s: {holds}", is_unplaced=True)
+        assert await _next(hasty) == expected
+        assert await hasty.running() == []
+        gpus.give_back()
+        await hasty.start_worker(spec(tp=2))
+        await _is_ready(hasty)
+
+
+async def test_who_waits_is_stopped_at_once(launcher: LocalLauncher, gpus: FakeGpus) -> None:
+    gpus.hold(0, 61440, 7)
+    async with launcher:
+        for is_waiting in (False, True):
             await launcher.start_worker(spec())
-            await _is_ready(launcher)
-
-    asyncio.run(run())
-
-
-def test_what_somebody_holds_is_waited_for(launcher: LocalLauncher, gpus: FakeGpus) -> None:
-    async def run() -> None:
-        holds = gpus.hold(0, 61440, 7)
-        async with launcher:
-            await launcher.start_worker(spec())
-            assert await _next(launcher) == WorkerProgress(P, f"waiting for a place: {holds}")
-            assert [one.worker_id for one in await launcher.running()] == [P]
-            asked = gpus.asked
-            await wait_for_async(lambda: gpus.asked > asked + 4)
-            gpus.give_back()
-            await _is_ready(launcher)
-
-    asyncio.run(run())
+            if is_waiting:
+                assert isinstance(await _next(launcher), WorkerProgress)
+            await asyncio.wait_for(launcher.stop(P, grace_s=600), 20)
+            assert await _next(launcher) == WorkerExited(P, "it was stopped before it had a place")
+            assert await launcher.running() == []
 
 
-def test_what_is_never_given_back_is_no_place_and_it_can_be_tried_again(hasty: LocalLauncher, gpus: FakeGpus) -> None:
-    async def run() -> None:
-        holds = gpus.hold(1, 9000, 8)
-        async with hasty:
-            await hasty.start_worker(spec(tp=2))
-            expected = WorkerExited(P, f"it got no place within 0 s: {holds}", is_unplaced=True)
-            assert await _next(hasty) == expected
-            assert await hasty.running() == []
-            gpus.give_back()
-            await hasty.start_worker(spec(tp=2))
-            await _is_ready(hasty)
-
-    asyncio.run(run())
+async def test_leaving_the_launcher_starts_nobody(launcher: LocalLauncher, gpus: FakeGpus) -> None:
+    gpus.hold(0, 61440, 7)
+    async with launcher:
+        await launcher.start_worker(spec())
+        assert isinstance(await _next(launcher), WorkerProgress)
+    assert await launcher.running() == []
+    assert isinstance(await _next(launcher), WorkerExited)
 
 
-def test_who_waits_is_stopped_at_once(launcher: LocalLauncher, gpus: FakeGpus) -> None:
-    async def run() -> None:
-        gpus.hold(0, 61440, 7)
-        async with launcher:
-            for is_waiting in (False, True):
-                await launcher.start_worker(spec())
-                if is_waiting:
-                    assert isinstance(await _next(launcher), WorkerProgress)
-                await asyncio.wait_for(launcher.stop(P, grace_s=600), 20)
-                assert await _next(launcher) == WorkerExited(P, "it was stopped before it had a place")
-                assert await launcher.running() == []
-
-    asyncio.run(run())
-
-
-def test_leaving_the_launcher_starts_nobody(launcher: LocalLauncher, gpus: FakeGpus) -> None:
-    async def run() -> None:
-        gpus.hold(0, 61440, 7)
-        async with launcher:
-            await launcher.start_worker(spec())
-            assert isinstance(await _next(launcher), WorkerProgress)
-        assert await launcher.running() == []
-        assert isinstance(await _next(launcher), WorkerExited)
-
-    asyncio.run(run())
+async def test_workers_of_one_cluster_share_a_gpu(hasty: LocalLauncher, gpus: FakeGpus) -> None:
+    async with hasty:
+        await hasty.start_worker(spec(P))
+        pid = await _is_ready(hasty, P)
+        holds = gpus.hold(0, 40000, pid)
+        await hasty.start_worker(spec(D))
+        await _is_ready(hasty, D)
+        await hasty.stop(D, grace_s=20)
+        assert isinstance(await _next(hasty), WorkerExited)
+        os.kill(pid, signal.SIGKILL)
+        assert isinstance(await _next(hasty), WorkerExited)
+        await hasty.start_worker(spec(P))
+        exited = await _next(hasty)
+        assert exited == WorkerExited(P, f"it got no place within 0 s: {holds}", is_unplaced=True), "a leftover"
 
 
-def test_workers_of_one_cluster_share_a_gpu(hasty: LocalLauncher, gpus: FakeGpus) -> None:
-    async def run() -> None:
-        async with hasty:
-            await hasty.start_worker(spec(P))
-            pid = await _is_ready(hasty, P)
-            holds = gpus.hold(0, 40000, pid)
-            await hasty.start_worker(spec(D))
-            await _is_ready(hasty, D)
-            await hasty.stop(D, grace_s=20)
-            assert isinstance(await _next(hasty), WorkerExited)
-            os.kill(pid, signal.SIGKILL)
-            assert isinstance(await _next(hasty), WorkerExited)
-            await hasty.start_worker(spec(P))
-            exited = await _next(hasty)
-            assert exited == WorkerExited(P, f"it got no place within 0 s: {holds}", is_unplaced=True), "a leftover"
-
-    asyncio.run(run())
+async def test_workers_on_cpus_do_not_ask(hasty: LocalLauncher, gpus: FakeGpus) -> None:
+    gpus.hold(0, 61440, 7)
+    async with hasty:
+        await hasty.start_worker(spec(device="cpu"))
+        await _is_ready(hasty)
+    assert gpus.asked == 0
 
 
-def test_workers_on_cpus_do_not_ask(hasty: LocalLauncher, gpus: FakeGpus) -> None:
-    async def run() -> None:
-        gpus.hold(0, 61440, 7)
-        async with hasty:
-            await hasty.start_worker(spec(device="cpu"))
-            await _is_ready(hasty)
-        assert gpus.asked == 0
-
-    asyncio.run(run())
-
-
-def test_a_machine_without_nvidia_smi_stands_in_nobodys_way(
+async def test_a_machine_without_nvidia_smi_stands_in_nobodys_way(
     hasty: LocalLauncher, gpus: FakeGpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def run() -> None:
-        gpus.hold(0, 61440, 7)
-        monkeypatch.setenv("PATH", "/nowhere")
-        async with hasty:
-            await hasty.start_worker(spec())
-            await _is_ready(hasty)
-
-    asyncio.run(run())
+    gpus.hold(0, 61440, 7)
+    monkeypatch.setenv("PATH", "/nowhere")
+    async with hasty:
+        await hasty.start_worker(spec())
+        await _is_ready(hasty)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """A RayCluster is resized over an emulated API, with an operator that does what KubeRay does with what it reads."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import json
@@ -13,9 +11,9 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from tandem.controlplane.kuberay import sizer as sizer_module
-from tandem.controlplane.kuberay.raycluster import CLUSTER, GROUP, NODE_TYPE
-from tandem.controlplane.kuberay.sizer import RayClusterSizer
+from tandem.controlplane.kuberay_autoscaler import sizer as sizer_module
+from tandem.controlplane.kuberay_autoscaler.raycluster import CLUSTER, GROUP, NODE_TYPE
+from tandem.controlplane.kuberay_autoscaler.sizer import RayClusterSizer
 from tandem.controlplane.kubernetes.api import KubernetesApi
 from tandem.core.clock import MonotonicClock
 from tandem.core.config import RayClusterSection
@@ -23,7 +21,7 @@ from tandem.core.desired import DesiredState, Pool
 from tandem.core.desired_changes import with_scale
 from tandem.core.errors import ConflictError
 from tandem.core.ids import WorkerId
-from tandem.core.lifecycle import RoleName
+from tandem.core.state_enums import RoleName
 from tests.integration.deploy import emulated
 from tests.integration.deploy.emulated import TOKEN, Cluster, serving
 from tools.waiting import wait_for_async

@@ -1,7 +1,5 @@
 """The cluster's private Redis under supervision: no other task waits while it is restarted."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

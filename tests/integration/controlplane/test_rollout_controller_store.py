@@ -1,9 +1,7 @@
 """The steps of a rollout on a real store, which loses an answer or what was written last."""
 
-from __future__ import annotations
-
-import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,62 +69,51 @@ class Scene:
 
 
 @pytest.fixture
-def play(tmp_path: Path) -> Iterator[Callable[..., None]]:
+def scene(tmp_path: Path) -> Iterator[AbstractAsyncContextManager[Scene]]:
     with PrivateRedis.start(tmp_path / "redis", "hush") as server:
 
-        def run(scenario: Callable[[Scene], Awaitable[None]]) -> None:
-            async def body() -> None:
-                redis = await connect(server.url)
-                scene = Scene(redis)
-                assert await scene.store.save(FIRST, 0)
-                await scenario(scene)
-                await redis.aclose()
+        @asynccontextmanager
+        async def playing() -> AsyncIterator[Scene]:
+            redis = await connect(server.url)
+            scene = Scene(redis)
+            assert await scene.store.save(FIRST, 0)
+            yield scene
+            await redis.aclose()
 
-            asyncio.run(body())
-
-        yield run
+        yield playing()
 
 
-def test_it_goes_on_from_a_store_that_lost_the_last_step(play: Callable[..., None]) -> None:
-    async def scenario(scene: Scene) -> None:
-        assert await scene.step(FIRST)
-        after = await scene.state()
-        assert (after.version, scene.told) == (2, [COME])
-        assert await scene.step(FIRST), "who looks has not seen it yet"
-        assert (await scene.state(), scene.told) == (after, [COME])
-        await scene.redis.hset(KEYS.desired, mapping={"version": 1, "state": to_json(FIRST)})
-        assert await scene.step(await scene.state())
-        assert await scene.state() == after
-
-    play(scenario)
+async def test_it_goes_on_from_a_store_that_lost_the_last_step(scene: Scene) -> None:
+    assert await scene.step(FIRST)
+    after = await scene.state()
+    assert (after.version, scene.told) == (2, [COME])
+    assert await scene.step(FIRST), "who looks has not seen it yet"
+    assert (await scene.state(), scene.told) == (after, [COME])
+    await scene.redis.hset(KEYS.desired, mapping={"version": 1, "state": to_json(FIRST)})
+    assert await scene.step(await scene.state())
+    assert await scene.state() == after
 
 
 @pytest.mark.parametrize("is_seen_first", [True, False])
-def test_a_step_without_an_answer_is_told_once_it_is_known(play: Callable[..., None], is_seen_first: bool) -> None:
-    async def scenario(scene: Scene) -> None:
-        scene.store.is_mute = True
-        for _ in range(2):
-            assert await scene.step(FIRST)
-        lost = "cluster: no answer to the next step: Redis does not answer."
-        assert ((await scene.state()).version, scene.told) == (2, [lost])
-        scene.store.is_mute = False
-        for state in (await scene.state() if is_seen_first else FIRST, await scene.state(), await scene.state()):
-            assert await scene.step(state)
-        assert scene.told == [lost, COME]
-
-    play(scenario)
-
-
-def test_a_step_that_somebody_else_was_faster_than_is_not_told(play: Callable[..., None]) -> None:
-    async def scenario(scene: Scene) -> None:
-        faster = replace(FIRST, version=2, drain_deadline_s=7.0)
-        assert await scene.store.save(faster, 1)
-        scene.store.is_mute = True
+async def test_a_step_without_an_answer_is_told_once_it_is_known(scene: Scene, is_seen_first: bool) -> None:
+    scene.store.is_mute = True
+    for _ in range(2):
         assert await scene.step(FIRST)
-        scene.store.is_mute = False
-        assert await scene.step(FIRST)
-        assert COME not in scene.told
-        assert await scene.step(faster)
-        assert scene.told[-1] == COME
+    lost = "cluster: no answer to the next step: Redis does not answer."
+    assert ((await scene.state()).version, scene.told) == (2, [lost])
+    scene.store.is_mute = False
+    for state in (await scene.state() if is_seen_first else FIRST, await scene.state(), await scene.state()):
+        assert await scene.step(state)
+    assert scene.told == [lost, COME]
 
-    play(scenario)
+
+async def test_a_step_that_somebody_else_was_faster_than_is_not_told(scene: Scene) -> None:
+    faster = replace(FIRST, version=2, drain_deadline_s=7.0)
+    assert await scene.store.save(faster, 1)
+    scene.store.is_mute = True
+    assert await scene.step(FIRST)
+    scene.store.is_mute = False
+    assert await scene.step(FIRST)
+    assert COME not in scene.told
+    assert await scene.step(faster)
+    assert scene.told[-1] == COME

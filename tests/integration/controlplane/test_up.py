@@ -3,8 +3,6 @@
 Every test ends with nothing left: no process, no socket folder, no lock.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import queue

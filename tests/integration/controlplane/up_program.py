@@ -3,8 +3,6 @@
 The first two are lists in JSON.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import sys

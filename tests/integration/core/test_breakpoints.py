@@ -1,7 +1,5 @@
 """`breakpoint()` in a process without a terminal: real processes at both ends of the socket."""
 
-from __future__ import annotations
-
 import os
 import pkgutil
 import re

@@ -1,7 +1,5 @@
 """Children that are tied to their parent: real processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

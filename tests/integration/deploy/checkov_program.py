@@ -6,8 +6,6 @@ Exits with 1 for a finding that the chart's checkov.toml does not explain, and f
 checkov knows nothing of a RayCluster, so its pods are shown to it as pods.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """deploy/compose.yaml: its services, and each of them as processes here, their files below a folder."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

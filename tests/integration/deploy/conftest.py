@@ -1,7 +1,5 @@
 """One Helm for all tests of the chart."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

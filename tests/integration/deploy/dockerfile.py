@@ -1,7 +1,5 @@
 """A Dockerfile read into its stages, as far as ours goes: no here-documents, `\\` continues a line."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -4,8 +4,6 @@ run nothing here; a kubelet gives them a start and an end.
 It is strict where the real one is: versions, conflicts, watches that have expired, tokens, content types.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import itertools

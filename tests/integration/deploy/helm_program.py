@@ -5,8 +5,6 @@ Each line of stdin is a request, {"values": YAML, "name": …, "namespace": …}
 uninstall, history and status, it is done to the cluster of "cluster" and answered with {"done": Helm's report of it}.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """An environment with just those packages that an image would have, made of what is installed here."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tomllib

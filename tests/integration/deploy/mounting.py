@@ -1,7 +1,5 @@
 """A container of the chart as a process here: its files below a folder, its facts and paths filled in."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The containers of a release as processes here: started and stopped as a kubelet would, and asked as people do."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

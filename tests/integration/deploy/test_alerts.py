@@ -1,7 +1,5 @@
 """Alert rules and dashboards, as Prometheus' own program reads them."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -3,8 +3,6 @@
 The first line of each file has what the message must contain.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

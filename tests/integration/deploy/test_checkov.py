@@ -1,7 +1,5 @@
 """Each exception that the chart asks of checkov is true of it, and no wider. `make checkov` asks checkov itself."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Everything that the chart has a container run exists here: commands, flags, variables, settings, files."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import tomllib
@@ -11,8 +9,8 @@ import pytest
 from huggingface_hub import constants
 from ray.scripts import scripts as rays
 
-from tandem.controlplane.entrypoints.__main__ import main, parser
-from tandem.controlplane.entrypoints.records import WORKER_PORT
+from tandem.controlplane.container_entrypoints.__main__ import main, parser
+from tandem.controlplane.container_entrypoints.records import WORKER_PORT
 from tandem.controlplane.resolve import check
 from tandem.core.config import Anonymous, ClusterConfig
 from tandem.core.config_loader import load
@@ -66,7 +64,7 @@ def test_traces_are_the_router_s_alone(helm: Helm, tmp_path: Path) -> None:
 
 def test_every_flag_is_taken(release: Release) -> None:
     for each in ours(release):
-        assert each.command[:3] == ["python", "-m", "tandem.controlplane.entrypoints"]
+        assert each.command[:3] == ["python", "-m", "tandem.controlplane.container_entrypoints"]
         words = [Mounted(Path("/")).here(word) for word in each.command[3:]]
         wanted = parser().parse_args(words)
         assert wanted.part == each.name
@@ -177,12 +175,12 @@ def test_a_controller_knows_its_pools_and_whose_scale_is_not_its_own(helm: Helm)
     release = helm.render((CHART / "ci" / "autoscaled.yaml").read_text())
     [controller] = [each for each in ours(release) if each.component == "controller"]
     wanted = parser().parse_args([Mounted(Path("/")).here(word) for word in controller.command[3:]])
-    assert dict(wanted.pool) == {"prefill": "prefill", "decode": "decode", "spare": "mixed"}
+    assert dict(wanted.pools) == {"prefill": "prefill", "decode": "decode", "spare": "mixed"}
     assert sorted(wanted.autoscaled) == ["decode", "prefill"]
     names = {found["metadata"]["name"] for found in release.of("Deployment")}
-    assert names >= {f"{wanted.deployments}-{pool}" for pool, _ in wanted.pool}
+    assert names >= {f"{wanted.deployments}-{pool}" for pool, _ in wanted.pools}
     labels = dict(part.split("=") for part in wanted.selector.split(","))
-    for pool, _ in wanted.pool:
+    for pool, _ in wanted.pools:
         template = release.one("Deployment", f"-worker-{pool}")["spec"]["template"]["metadata"]
         assert labels.items() <= template["labels"].items()
     assert wanted.namespace == release.one("Deployment", "-controller")["metadata"]["namespace"]

@@ -1,7 +1,5 @@
 """Everything that compose.yaml has a container run exists here, and no container may do more than it needs."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path
@@ -9,10 +7,10 @@ from pathlib import Path
 import pytest
 from jsonschema_rs import validator_for
 
-from tandem.controlplane.entrypoints import readiness_probe
-from tandem.controlplane.entrypoints.__main__ import parser
-from tandem.controlplane.entrypoints.prestop import HAND_BACK_S
-from tandem.controlplane.entrypoints.records import WORKER_PORT
+from tandem.controlplane.container_entrypoints import readiness_probe
+from tandem.controlplane.container_entrypoints.__main__ import parser
+from tandem.controlplane.container_entrypoints.prestop import HAND_BACK_S
+from tandem.controlplane.container_entrypoints.records import WORKER_PORT
 from tandem.controlplane.resolve import check
 from tandem.core.config import Anonymous, ClusterConfig, RouterSection
 from tandem.core.config_loader import load
@@ -39,7 +37,7 @@ def test_it_is_a_router_and_one_worker_of_each_role_beside_redis() -> None:
 @each_of_ours
 def test_every_flag_is_taken_and_every_file_is_mounted(each: Service) -> None:
     wanted = parser().parse_args(each.command[3:])
-    assert each.command[:3] == ["python", "-m", "tandem.controlplane.entrypoints"]
+    assert each.command[:3] == ["python", "-m", "tandem.controlplane.container_entrypoints"]
     for path in (wanted.config, wanted.cluster_secret, wanted.redis_password, getattr(wanted, "admin_key", None)):
         assert path is None or str(path) in each.files()
     folders = {mount.split(":")[0] for mount in each.spec["tmpfs"]}
@@ -79,7 +77,7 @@ def test_the_configuration_says_what_the_services_are() -> None:
 @each_of_ours
 def test_its_health_is_asked_of_its_own_ports(each: Service) -> None:
     words = each.spec["healthcheck"]["test"]
-    assert words[:4] == ["CMD", "python", "-m", "tandem.controlplane.entrypoints.readiness_probe"]
+    assert words[:4] == ["CMD", "python", "-m", "tandem.controlplane.container_entrypoints.readiness_probe"]
     assert words[4:] == ["--folder", str(parser().parse_args(each.command[3:]).folder)]
     assert seconds(each.spec["healthcheck"]["timeout"]) > readiness_probe.TIMEOUT_S
 

@@ -4,8 +4,6 @@ Each has the packages that its image has, and no others. Paths, addresses and po
 Redis is a private one.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -2,8 +2,6 @@
 do to the pods loses a request.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The contents of the images, as far as they are known without building one: nothing here has a Docker."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -66,7 +64,8 @@ def test_an_image_is_nobody_and_runs_what_the_chart_runs(target: str, helm: Helm
     assert stage.lines.index(("USER", "10001:10001")) > max(
         n for n, (name, _) in enumerate(stage.lines) if name == "RUN"
     )
-    started = ["clusterctl"] if target == "clusterctl" else ["python", "-m", "tandem.controlplane.entrypoints"]
+    module = "tandem.controlplane.container_entrypoints"
+    started = ["clusterctl"] if target == "clusterctl" else ["python", "-m", module]
     assert stage.entrypoint() == started
     if started[0] == "python":
         assert started == router.command[:3]
@@ -177,9 +176,8 @@ def test_what_an_image_installs_is_enough_for_what_it_runs(target: str, part: st
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     modules = {"router": "tandem.router.__main__, tandem.router.tracing.otel", "worker": "tandem.worker.__main__"}[part]
-    program = (
-        f"import {modules}, tandem.controlplane.entrypoints.prestop, tandem.controlplane.entrypoints.readiness_probe"
-    )
+    entrypoints = "tandem.controlplane.container_entrypoints"
+    program = f"import {modules}, {entrypoints}.prestop, {entrypoints}.readiness_probe"
     done = subprocess.run([str(python), "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -2,8 +2,6 @@
 are then as the chart defines, and nothing is left in the end.
 """
 
-from __future__ import annotations
-
 import json
 import ssl
 import urllib.error
@@ -49,6 +47,14 @@ def assert_is_as_rendered(world: World, release: Release) -> None:
     for wanted in release.objects:
         there = dict(leaves(found[wanted["kind"], wanted["metadata"]["name"]]))
         assert {path: there.get(path) for path, _ in leaves(wanted)} == dict(leaves(wanted))
+
+
+def test_default_values_alone_are_installed(world: World, helm: Helm) -> None:
+    """Keys are drawn at every rendering, so that objects are compared by kind and name."""
+    assert world.act("install", values="")["status"] == "deployed"
+    rendered = {(each["kind"], each["metadata"]["name"]) for each in helm.render("").objects}
+    assert objects(world).keys() == rendered
+    assert {"Deployment", "Service", "Secret"} <= {kind for kind, _ in rendered}
 
 
 def test_a_release_is_installed_upgraded_rolled_back_and_uninstalled(world: World, helm: Helm) -> None:

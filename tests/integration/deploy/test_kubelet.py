@@ -1,7 +1,5 @@
 """The emulated kubelet and what leads Services to pods, over containers of a few lines: probes, hooks, signals."""
 
-from __future__ import annotations
-
 import http.client
 import signal
 from collections.abc import Iterator

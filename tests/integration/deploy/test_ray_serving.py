@@ -1,7 +1,5 @@
 """The containers beside Ray's head in the chart's RayCluster, run here beside a head as KubeRay would have made it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -11,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tandem.controlplane.kuberay.raycluster import CLUSTER, GROUP, NODE_TYPE
-from tandem.controlplane.ray.head import usable_port
-from tandem.controlplane.ray.node import NodeConfig
+from tandem.controlplane.kuberay_autoscaler.raycluster import CLUSTER, GROUP, NODE_TYPE
+from tandem.controlplane.ray.head_process import usable_port
+from tandem.controlplane.ray.ray_start import NodeConfig
 from tandem.core import config_loader
 from tandem.statestore.embedded_redis import PrivateRedis
 from tests.integration.deploy import emulated
@@ -47,7 +45,9 @@ def head(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     said = tmp_path / "node.out"
     with said.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tandem.controlplane.ray.node", "--config", str(path)], stdout=output, stderr=output
+            [sys.executable, "-m", "tandem.controlplane.ray.ray_start", "--config", str(path)],
+            stdout=output,
+            stderr=output,
         )
     try:
         wait_for(lambda: "started" in said.read_text() or process.poll() is not None, 90, "the head starts, or ends")

@@ -1,7 +1,5 @@
 """The chart's Redis starts with its own scripts, keeps its writes, and takes any password."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

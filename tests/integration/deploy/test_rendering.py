@@ -1,7 +1,5 @@
 """Helm's output of the chart is accepted by Kubernetes, and the references between its parts are true."""
 
-from __future__ import annotations
-
 import base64
 import functools
 import json

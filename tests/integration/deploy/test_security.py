@@ -1,7 +1,5 @@
 """Restrictions of the chart's pods, and the connections that are allowed between them."""
 
-from __future__ import annotations
-
 import base64
 import math
 import tomllib
@@ -10,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tandem.controlplane.entrypoints.prestop import HAND_BACK_S
+from tandem.controlplane.container_entrypoints.prestop import HAND_BACK_S
 from tandem.router.server.shutdown import AFTER_DRAIN_S
 from tandem.workerhost.host import SERVER_GRACE_S, STOP_TIMEOUT_S
 from tandem.workerhost.membership import LEAVE_TIMEOUT_S

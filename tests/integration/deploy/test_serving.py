@@ -3,8 +3,6 @@
 Facts of pods, paths and ports are filled in; Redis is a private one. Nothing is restarted, as no kubelet is here.
 """
 
-from __future__ import annotations
-
 import subprocess
 import threading
 from collections.abc import Iterator

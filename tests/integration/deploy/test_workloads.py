@@ -1,7 +1,5 @@
 """The emulated controllers keep to the rules of Kubernetes, or what runs over them would prove nothing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """An emulated API as a server on a free port of loopback, to be run in a thread."""
 
-from __future__ import annotations
-
 import asyncio
 
 import uvicorn

@@ -1,7 +1,5 @@
 """Starts the ranks of a tensor-parallel group as processes, and ends those that are left at the end of a module."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,19 +1,17 @@
 """Loads a model, runs the largest step that its plan allows, with the option `long` at the end of the longest context,
 and prints what was planned and what that took."""
 
-from __future__ import annotations
-
 import json
 import resource
 import sys
 from pathlib import Path
 
 from tandem.core.sampling import SamplingParams
-from tandem.engine.choice_sampling import ChoiceSampling
 from tandem.engine.memory_plan import StepBounds
+from tandem.engine.request import TokenOutput
 from tandem.engine.runner import ModelRunner
-from tandem.engine.sampling_types import Sampled, SampleRow
-from tandem.engine.step_batch import SeqSlice, StepBatch
+from tandem.engine.runner_protocol import SampleRow, SeqSlice, StepBatch
+from tandem.engine.sampling_state import ChoiceSampling
 
 BOUNDS = StepBounds(tokens=512, sequences=64)
 PROMPT = BOUNDS.tokens - BOUNDS.sequences
@@ -33,7 +31,7 @@ def main() -> None:
     print(json.dumps({"planned": runner.memory.activations + runner.memory.sampler, "took": took}))
 
 
-def _step(runner: ModelRunner, decodes: int, prompt: int, past: int = 0) -> list[Sampled]:
+def _step(runner: ModelRunner, decodes: int, prompt: int, past: int = 0) -> list[TokenOutput]:
     """Run decodes in blocks of their own, and a prompt with logits of all its tokens, behind `past` tokens."""
     sequences = [SeqSlice(1, 1, ([block],)) for block in range(decodes)]
     blocks = range(decodes, decodes + max(prompt, -(-(past + prompt) // 16)))

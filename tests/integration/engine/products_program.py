@@ -1,8 +1,6 @@
 """Loads random models in bfloat16, runs steps of every shape, and prints which products of bfloat16 were torch's own:
 {model: [operation, …]} as JSON. Arguments: a folder, and further options of `ModelRunner`, as JSON."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -14,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tandem.engine.runner import ModelRunner
-from tandem.engine.step_batch import SeqSlice, StepBatch
+from tandem.engine.runner_protocol import SeqSlice, StepBatch
 from tools.random_model import ARCHITECTURES, LATENTS, RandomModel, make_random_model
 
 PRODUCT = re.compile(r"mm|linear|mv|dot|matmul|attention|einsum")

@@ -1,15 +1,13 @@
 """The model that talks, for tests that are about it: fetched once for all runs, into the cache of this user."""
 
-from __future__ import annotations
-
 import functools
 import os
 from pathlib import Path
 
 import pytest
 
+from tandem.controlplane.model_catalog import SMOLLM2
 from tandem.controlplane.model_download import pull
-from tandem.controlplane.named_models import SMOLLM2
 from tandem.core.errors import UnavailableError
 
 

@@ -4,15 +4,13 @@ Every rank is driven with the same steps; rank 0 compares with the oracle. For e
 `SPOILED` is the rank with one wrong bit in its KV before the last step, -1 for none.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
 from tandem.engine.parallel import TensorGroup, open_group
+from tandem.engine.runner_protocol import SeqSlice, StepBatch
 from tandem.engine.sim.arithmetic import expected_tokens
 from tandem.engine.sim.runner import SimRunner
-from tandem.engine.step_batch import SeqSlice, StepBatch
 from tests.unit.engine.simulation import EOS, VOCAB, layout, new_runner, prefill, prompt_of, say_again
 
 TABLE = [5, 3, 9, 4, 7, 2]

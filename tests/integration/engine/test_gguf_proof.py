@@ -1,7 +1,5 @@
 """CI's slice of `make proof NAME=gguf`: mutated files end in a model or in one line."""
 
-from __future__ import annotations
-
 import pytest
 
 from proof.gguf.__main__ import BASES, run_slice

@@ -1,7 +1,5 @@
 """SmolLM2-135M-Instruct in Q4_1 and Q8_0 against transformers, where it can be had: weights, logits, token ids."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +8,7 @@ import torch
 
 from tandem.core.ids import BlockId
 from tandem.engine.runner import ModelRunner
-from tandem.engine.step_batch import SeqSlice, StepBatch
+from tandem.engine.runner_protocol import SeqSlice, StepBatch
 from tandem.engine.weights import open_checkpoint
 from tandem.router.tokenization.tokenizer import Tokenizer
 from tests.integration.engine.real_model import smollm2

@@ -1,7 +1,5 @@
 """A step takes no more than was planned for it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

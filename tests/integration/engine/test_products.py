@@ -1,7 +1,5 @@
 """On a CPU without instructions for bfloat16 no product of it is asked of torch: its code there has no vectors."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -3,8 +3,6 @@
 FOLDER holds the rendezvous file and, for the mode `cases`, cases.json; what the rank computed goes back there.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable
@@ -18,11 +16,10 @@ from torch import Tensor
 from tandem.core.errors import TandemError
 from tandem.core.ids import BlockId
 from tandem.core.sampling import SamplingParams
-from tandem.engine.choice_sampling import ChoiceSampling
 from tandem.engine.parallel import TensorGroup, open_group
 from tandem.engine.runner import ModelRunner
-from tandem.engine.sampling_types import SampleRow
-from tandem.engine.step_batch import SeqSlice, StepBatch
+from tandem.engine.runner_protocol import SampleRow, SeqSlice, StepBatch
+from tandem.engine.sampling_state import ChoiceSampling
 
 
 def play(case: dict[str, Any], group: TensorGroup | None = None) -> dict[str, Tensor]:

@@ -6,23 +6,15 @@ import contextlib
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tandem.kvtransfer.ticket import Ticket
 from tandem.kvtransfer.transports import tcp
 from tests.integration.kvtransfer.rig import NAMES, Rig
-from tools.ticket_json import as_json
-from tools.waiting import wait_for
 
 if TYPE_CHECKING:
     from tests.integration.kvtransfer.gloo_pair import Pair
-
-
-@pytest.fixture
-def ticket_json() -> Callable[[Ticket], dict[str, Any]]:
-    return as_json
 
 
 @pytest.fixture(autouse=True)
@@ -68,8 +60,3 @@ def fill() -> Callable[[socket.socket], None]:
         connection.settimeout(None)
 
     return send
-
-
-@pytest.fixture
-def wait_until() -> Callable[[Callable[[], bool]], Any]:
-    return wait_for

@@ -1,7 +1,5 @@
 """Faults of frames in transit: a link that tampers with them, and a machine in the middle that cuts it."""
 
-from __future__ import annotations
-
 import contextlib
 import select
 import socket

@@ -1,14 +1,12 @@
 """The two ends of gloo communicators, as a link makes them, without a link."""
 
-from __future__ import annotations
-
 import queue
 import socket
 import threading
 
 from tandem.kvtransfer.transports.base import LinkClosedError
-from tandem.kvtransfer.transports.communicator import RECEIVER_RANK, SENDER_RANK, GlooCommunicator, Transfer
 from tandem.kvtransfer.transports.control_socket import ControlSocket
+from tandem.kvtransfer.transports.gloo_communicator import RECEIVER_RANK, SENDER_RANK, GlooCommunicator, Transfer
 
 SIZE = 4 << 20
 

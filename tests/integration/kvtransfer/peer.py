@@ -1,7 +1,5 @@
 """One end of transfers in a process of its own, driven by JSON lines on stdin; events leave as JSON lines."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json
@@ -15,7 +13,7 @@ from tandem.core.clock import MonotonicClock
 from tandem.core.ids import GroupId, Incarnation, Rank, WorkerId
 from tandem.core.kv_layout import KVGroupSpec
 from tandem.core.secret import ClusterSecret
-from tandem.kvtransfer.pool import HostPool
+from tandem.kvtransfer.kv_pool_access import HostPool
 from tandem.kvtransfer.receiver import TransferReceiver
 from tandem.kvtransfer.sender import TransferSender
 from tools.ticket_json import ticket_of

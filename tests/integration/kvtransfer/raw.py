@@ -1,13 +1,11 @@
 """Bytes that no honest sender sends, put onto a transport's own carrier."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, Rank, TransferId
+from tandem.core.ids import BlockId, GroupId, Rank, TransferId
 from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.frame import Frame, FrameKind, FrameReply, ReplyKind
 from tandem.kvtransfer.ticket import Endpoint
@@ -15,6 +13,7 @@ from tandem.kvtransfer.transports import grpc as over_grpc
 from tandem.kvtransfer.transports import tcp as over_tcp
 from tandem.kvtransfer.transports.base import Link, Peer
 from tandem.kvtransfer.transports.registry import find
+from tests.unit.kvtransfer.conftest import control
 
 MARK = TransferId(999_999_999)
 
@@ -58,12 +57,7 @@ class Raw:
 
     def told(self) -> list[FrameReply]:
         """All replies up to now. Raises LinkClosedError, with the receiver's last reason."""
-        self.send(
-            Frame(
-                kind=FrameKind.OPEN, transfer=MARK, attempt=Attempt(1), source_incarnation=Incarnation(11),
-                dest_incarnation=Incarnation(22), source_rank=Rank(0), source_ranks=1, dest_rank=Rank(0),
-            )
-        )  # fmt: skip
+        self.send(control(transfer=MARK))
         replies = []
         for reply in self._replies:
             if reply.transfer == MARK:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, Rank, Reques
 from tandem.core.kv_layout import KVGroupSpec, KVLayout
 from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.frame import Frame, FrameKind
-from tandem.kvtransfer.pool import HostPool
+from tandem.kvtransfer.kv_pool_access import HostPool
 from tandem.kvtransfer.receiver import TransferReceiver
 from tandem.kvtransfer.sender import TransferSender
 from tandem.kvtransfer.ticket import Endpoint, GroupBlocks, Ticket
@@ -187,6 +187,13 @@ class Rig:
             "layout": KVLayout(groups=self._specs, tp=len({endpoint.rank for endpoint in endpoints}) or 1),
         }
         return Ticket(**(fields | changes))
+
+    @staticmethod
+    def push_all(sender: TransferSender, ticket: Ticket, source: Iterable[int], target: Iterable[int]) -> None:
+        """Push these blocks of the first group and finish."""
+        here, there = tuple(map(BlockId, source)), tuple(map(BlockId, target))
+        sender.push(ticket.transfer, GroupId(0), here, there, range(4))
+        sender.finish(ticket.transfer)
 
     def block(self, ticket: Ticket, payload: bytes) -> Frame:
         """DATA that brings whole blocks of `ticket`."""

@@ -1,7 +1,5 @@
 """Run in a network namespace of its own: both ends over loopback, which then goes down and swallows every packet."""
 
-from __future__ import annotations
-
 import json
 import queue
 import subprocess

@@ -1,7 +1,5 @@
 """Pools over a device of torch's, which payloads need not leave; they wait and count as the rig's do."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -12,9 +10,9 @@ from torch import Tensor
 
 from tandem.core.ids import BlockId
 from tandem.core.kv_layout import KVGroupSpec
-from tandem.kvtransfer.pool import TokenRun
+from tandem.kvtransfer.kv_pool_access import TokenRun
 from tandem.kvtransfer.transports.device_memory import bytes_of
-from tandem.worker.device_pool import DevicePool
+from tandem.worker.device_pool_io import DevicePool
 
 
 class DeviceBytes:

@@ -1,7 +1,5 @@
 """A listener outlives a time in which its process has no descriptors or threads left."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os
@@ -20,10 +18,11 @@ from tandem.kvtransfer.transports import acceptor as acceptor_module
 from tandem.kvtransfer.transports.acceptor import Acceptor
 from tandem.kvtransfer.transports.base import LinkClosedError
 from tests.integration.kvtransfer.rig import Rig
+from tools.waiting import wait_for
 
 
 def test_connections_are_taken_again_once_there_are_descriptors(
-    tmp_path: Path, wait_until: Callable[[Callable[[], bool]], None], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listening.bind(str(tmp_path / "sock"))
@@ -44,7 +43,7 @@ def test_connections_are_taken_again_once_there_are_descriptors(
         resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, usual[1]))
         try:
             client.connect(str(tmp_path / "sock"))
-            wait_until(lambda: bool(failures()))
+            wait_for(lambda: bool(failures()))
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, usual)
         assert client.recv(100) == b"welcome"

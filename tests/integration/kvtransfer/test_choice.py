@@ -1,7 +1,5 @@
 """A sender's choice of transport, and its report of it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +32,7 @@ def test_shared_memory_is_taken_on_the_same_host(any_rig: Any) -> None:
     receiver, sender = any_rig.receiver(target, transports=BOTH), any_rig.sender(source, preference="auto")
     assert isinstance(transfer(any_rig, sender, receiver, source, receiver.endpoints()), SendCompleted)
     (link,) = sender.links()
-    assert (link.transport, link.reason, link.worker, link.rank) == ("shm", "same host", "d0", 0)
+    assert (link.transport, link.reason, link.peer, link.peer_rank) == ("shm", "same host", "d0", 0)
 
 
 def test_grpc_is_taken_from_another_host(any_rig: Any) -> None:

@@ -1,14 +1,12 @@
 """Links over `gloo`: peers that announce a payload and stand still, read nothing or are cut off in the middle."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
 import socket
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -16,25 +14,26 @@ import psutil
 import pytest
 
 from tandem.core.clock import MonotonicClock
-from tandem.core.ids import Attempt, BlockId, GroupId, Rank, TransferId, WorkerId
+from tandem.core.ids import BlockId, GroupId, Rank, WorkerId
 from tandem.kvtransfer.events import Failed, Quiesced, SendCompleted, SendFailed, Verified
 from tandem.kvtransfer.frame import Frame, FrameKind, ReplyKind, encode
 from tandem.kvtransfer.receiver_core import ReceiverCore
 from tandem.kvtransfer.ticket import Ticket
-from tandem.kvtransfer.transports import collective, collective_listener, communicator
+from tandem.kvtransfer.transports import collective, collective_listener, gloo_communicator
 from tandem.kvtransfer.transports.base import LinkClosedError, Peer
 from tandem.kvtransfer.transports.collective import CollectiveLink
 from tandem.kvtransfer.transports.collective_listener import _Connection
-from tandem.kvtransfer.transports.communicator import GlooCommunicator, Transfer
 from tandem.kvtransfer.transports.control_socket import ControlSocket
+from tandem.kvtransfer.transports.gloo_communicator import GlooCommunicator, Transfer
 from tests.integration.kvtransfer.gloo_pair import Pair
+from tests.unit.kvtransfer.conftest import control
+from tools.ticket_json import as_json
+from tools.waiting import wait_for
 
 SIZE = 4 << 20
 NEVER_S = 3600.0
 G0 = GroupId(0)
 BLOCKS = 512
-WaitUntil = Callable[[Callable[[], bool]], None]
-TicketJson = Callable[[Ticket], dict[str, Any]]
 
 
 @pytest.fixture
@@ -65,35 +64,29 @@ def served_deaf(rig: Any, pair: Pair, patience_s: float) -> Iterator[None]:
     assert not serving.is_alive()
 
 
-def opening(rig: Any) -> bytes:
-    """The head of a frame that gets a reply at once."""
-    return encode(
-        Frame(
-            kind=FrameKind.OPEN, transfer=TransferId(1), attempt=Attempt(1), source_incarnation=rig.SENDER,
-            dest_incarnation=rig.RECEIVER, source_rank=Rank(0), source_ranks=1, dest_rank=Rank(0),
-        )
-    )  # fmt: skip
+OPENING = encode(control())
+"""The head of a frame that gets a reply at once."""
 
 
-def test_a_sender_that_reads_no_replies_cannot_keep_an_ended_link(rig: Any, pair: Pair, wait_until: WaitUntil) -> None:
+def test_a_sender_that_reads_no_replies_cannot_keep_an_ended_link(rig: Any, pair: Pair) -> None:
     """It hung up one way only: a reply to it has no room, and never gets any."""
     ours, theirs = pair.controls
     with served_deaf(rig, pair, rig.patience_s):
-        ours.send(opening(rig))
-        wait_until(theirs._sending.locked)
+        ours.send(OPENING)
+        wait_for(theirs._sending.locked)
         ours._socket.shutdown(socket.SHUT_WR)
 
 
 @pytest.mark.parametrize("is_replying", [False, True])
 def test_a_sender_that_reads_nothing_cannot_keep_a_link_that_is_closed_on_it(
-    rig: Any, pair: Pair, wait_until: WaitUntil, is_replying: bool
+    rig: Any, pair: Pair, is_replying: bool
 ) -> None:
     """The reason of its link's end cannot be sent to it, neither at once nor behind a reply that has no room."""
     ours, theirs = pair.controls
     with served_deaf(rig, pair, rig.patience_s):
         if is_replying:
-            ours.send(opening(rig))
-            wait_until(theirs._sending.locked)
+            ours.send(OPENING)
+            wait_for(theirs._sending.locked)
         ours.send(b"no frame")
 
 
@@ -123,10 +116,7 @@ def test_a_rendezvous_has_an_end(rig: Any, monkeypatch: pytest.MonkeyPatch) -> N
 
 def frame_of(rig: Any, ticket: Ticket, kind: FrameKind, payload: bytes = b"") -> Frame:
     """A frame of `ticket`; a DATA frame brings all of block 0."""
-    frame = Frame(
-        kind=kind, transfer=ticket.transfer, attempt=ticket.attempt, source_incarnation=ticket.sender_incarnation,
-        dest_incarnation=ticket.receiver_incarnation, source_rank=Rank(0), source_ranks=1, dest_rank=Rank(0),
-    )  # fmt: skip
+    frame = control(kind=kind, transfer=ticket.transfer, attempt=ticket.attempt)
     if kind is not FrameKind.DATA:
         return frame
     return replace(
@@ -156,7 +146,7 @@ def announced(rig: Any) -> tuple[Any, ...]:
 
 
 def test_cancel_and_close_do_not_wait_for_an_announced_payload(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(communicator, "PAYLOAD_TIMEOUT_S", NEVER_S)
+    monkeypatch.setattr(gloo_communicator, "PAYLOAD_TIMEOUT_S", NEVER_S)
     target, receiver, ticket, _link, replies, _data = announced(rig)
     receiver.cancel(ticket.transfer)
     receiver.close()
@@ -185,7 +175,7 @@ def test_a_cancelled_payload_is_taken_off_the_wire_and_dropped(rig: Any) -> None
 
 
 def test_a_payload_that_never_comes_ends_the_link_at_both_ends(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(communicator, "PAYLOAD_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(gloo_communicator, "PAYLOAD_TIMEOUT_S", 0.2)
     target, _receiver, ticket, _link, replies, _data = announced(rig)
     failed = target.event()
     assert isinstance(failed, Failed)
@@ -196,7 +186,7 @@ def test_a_payload_that_never_comes_ends_the_link_at_both_ends(rig: Any, monkeyp
 
 
 def test_a_sender_killed_after_its_header_is_known_at_once(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(communicator, "PAYLOAD_TIMEOUT_S", NEVER_S)
+    monkeypatch.setattr(gloo_communicator, "PAYLOAD_TIMEOUT_S", NEVER_S)
     target, receiver, _ticket, link, _replies, _data = announced(rig)
     link.close()  # what the kernel does for a process that was killed
     assert isinstance(target.event(), Failed)
@@ -216,9 +206,7 @@ class Cut(Transfer):
 
 
 @pytest.mark.parametrize("by", ["sender", "receiver"])
-def test_a_payload_cut_in_the_middle_delays_nobody(
-    rig: Any, by: str, monkeypatch: pytest.MonkeyPatch, wait_until: WaitUntil
-) -> None:
+def test_a_payload_cut_in_the_middle_delays_nobody(rig: Any, by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cuts: list[Cut] = []
     usual = GlooCommunicator.receive
 
@@ -230,7 +218,7 @@ def test_a_payload_cut_in_the_middle_delays_nobody(
     target, receiver, ticket, link, _replies, data = announced(rig)
     leaving = link._communicator.send(link._reserved, data.payload_bytes)
     leaving.wait()
-    wait_until(lambda: bool(cuts))
+    wait_for(lambda: bool(cuts))
     assert cuts[0].is_waited_for.wait(rig.patience_s)
     if by == "sender":
         link.close()
@@ -249,21 +237,19 @@ def options(rig: Any) -> dict[str, Any]:
     return {"spec": asdict(rig.DENSE), "num_blocks": BLOCKS}
 
 
-def test_a_stopped_receiver_keeps_nobody_from_cancelling_and_closing(
-    rig: Any, options: dict[str, Any], ticket_json: TicketJson, wait_until: WaitUntil
-) -> None:
+def test_a_stopped_receiver_keeps_nobody_from_cancelling_and_closing(rig: Any, options: dict[str, Any]) -> None:
     peer = rig.peer("receiver", hangs=True, seed=0, **options)
     source = rig.side(num_blocks=BLOCKS, seed=9)
     sender = rig.sender(source)
     ticket = rig.ticket(peer.endpoints(), {0: range(BLOCKS)})
-    peer.command("expect", ticket=ticket_json(ticket))
+    peer.command("expect", ticket=as_json(ticket))
     assert peer.read()["event"] == "expected"
     sender.open(ticket)
     sender.push(ticket.transfer, G0, ids(range(BLOCKS)), ids(range(BLOCKS)), range(4))
     assert peer.read()["event"] == "writing"
     os.kill(peer.process.pid, signal.SIGSTOP)
     try:
-        wait_until(lambda: sender.links()[0].stalls > 0)  # everything that the window allows is under way
+        wait_for(lambda: sender.links()[0].stalls > 0)  # everything that the window allows is under way
         sender.cancel(ticket.transfer)
         assert source.event() == Quiesced(transfer=ticket.transfer)
         waiting = rig.ticket(peer.endpoints(), {0: [1]})
@@ -274,16 +260,14 @@ def test_a_stopped_receiver_keeps_nobody_from_cancelling_and_closing(
         peer.process.kill()
 
 
-def test_a_stopped_sender_keeps_nobody_from_cancelling_and_closing(
-    rig: Any, options: dict[str, Any], ticket_json: TicketJson
-) -> None:
+def test_a_stopped_sender_keeps_nobody_from_cancelling_and_closing(rig: Any, options: dict[str, Any]) -> None:
     target = rig.side(num_blocks=BLOCKS)
     receiver = rig.receiver(target)
     peer = rig.peer("sender", seed=6, **options)
     ticket = rig.ticket(receiver.endpoints(), {0: range(BLOCKS)})
     receiver.expect(ticket)
     target.pools[G0].write_gate.clear()
-    peer.command("push", ticket=ticket_json(ticket))
+    peer.command("push", ticket=as_json(ticket))
     assert target.pools[G0].writing.wait(rig.patience_s)
     os.kill(peer.process.pid, signal.SIGSTOP)
     try:
@@ -296,13 +280,13 @@ def test_a_stopped_sender_keeps_nobody_from_cancelling_and_closing(
         peer.process.kill()
 
 
-def test_a_stop_that_ends_in_time_costs_nothing(rig: Any, options: dict[str, Any], ticket_json: TicketJson) -> None:
+def test_a_stop_that_ends_in_time_costs_nothing(rig: Any, options: dict[str, Any]) -> None:
     target = rig.side(num_blocks=BLOCKS)
     receiver = rig.receiver(target)
     peer = rig.peer("sender", seed=6, **options)
     ticket = rig.ticket(receiver.endpoints(), {0: range(BLOCKS)})
     receiver.expect(ticket)
-    peer.command("push", ticket=ticket_json(ticket))
+    peer.command("push", ticket=as_json(ticket))
     assert target.pools[G0].writing.wait(rig.patience_s)
     os.kill(peer.process.pid, signal.SIGSTOP)
     os.kill(peer.process.pid, signal.SIGCONT)
@@ -310,7 +294,7 @@ def test_a_stop_that_ends_in_time_costs_nothing(rig: Any, options: dict[str, Any
     assert peer.read()["event"] == "SendCompleted"
 
 
-def test_links_come_and_go_without_a_trace(rig: Any, wait_until: WaitUntil) -> None:
+def test_links_come_and_go_without_a_trace(rig: Any) -> None:
     process = psutil.Process(os.getpid())
     target, source = rig.side(), rig.side(seed=1)
     receiver = rig.receiver(target)
@@ -321,8 +305,7 @@ def test_links_come_and_go_without_a_trace(rig: Any, wait_until: WaitUntil) -> N
         receiver.expect(ticket)
         sender.open(ticket)
         if number % 3:
-            sender.push(ticket.transfer, G0, ids([2]), ids([1]), range(4))
-            sender.finish(ticket.transfer)
+            rig.push_all(sender, ticket, [2], [1])
             assert isinstance(source.event(), SendCompleted)
             assert isinstance(target.event(), Verified)
             sender.close()
@@ -330,9 +313,9 @@ def test_links_come_and_go_without_a_trace(rig: Any, wait_until: WaitUntil) -> N
             sender.close()
             assert isinstance(source.event(), SendFailed)
             receiver.cancel(ticket.transfer)
-        wait_until(lambda: not receiver._listeners[0]._port._acceptor._connections)
+        wait_for(lambda: not receiver._listeners[0]._port._acceptor._connections)
         while not target.events.empty():  # a transfer with a closed sender fails, if it was announced
             assert isinstance(target.event(), Failed)
         usage.append((process.num_fds(), process.num_threads()))
     early = usage[10]
-    wait_until(lambda: process.num_fds() <= early[0] and process.num_threads() <= early[1])
+    wait_for(lambda: process.num_fds() <= early[0] and process.num_threads() <= early[1])

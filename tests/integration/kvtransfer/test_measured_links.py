@@ -1,7 +1,5 @@
 """Links chosen by measurement over real transports: fallbacks that show, moves away from a link that slowed down."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -22,11 +20,11 @@ from tandem.kvtransfer.receiver_core import ReceiverCore
 from tandem.kvtransfer.ticket import Endpoint
 from tandem.kvtransfer.transports.shm_listener import ShmListener
 from tests.integration.kvtransfer.faults import Proxy
+from tools.waiting import wait_for
 
 G0 = GroupId(0)
 ALL = ("shm", "tcp", "grpc")
 ELSEWHERE = "another-boot.1:1.elsewhere"
-Wait = Callable[[Callable[[], bool]], None]
 
 
 class Throttle(Proxy):
@@ -61,8 +59,7 @@ def transfer(rig: Any, sender: Any, receiver: Any, source: Any, target: Any, end
     ticket = rig.ticket(endpoints, {0: range(blocks)})
     receiver.expect(ticket)
     sender.open(ticket)
-    sender.push(ticket.transfer, G0, ids(range(blocks)), ids(range(blocks)), range(4))
-    sender.finish(ticket.transfer)
+    rig.push_all(sender, ticket, range(blocks), range(blocks))
     assert isinstance(target.event(), Verified)
     event = source.event()
     assert isinstance(event, SendCompleted), event
@@ -80,7 +77,7 @@ def test_all_are_measured_on_first_use_and_the_next_worker_measures_nothing(any_
     assert set(rows) == set(ALL)
     assert all(row.bytes_per_s > 1e6 and 0 < row.latency_s < 1 and not row.failure for row in rows.values())
     (link,) = sender.links()
-    assert (link.from_host, link.to_host, link.from_rank) == (host_id(), host_id(), 0)
+    assert (link.from_host, link.to_host, link.rank) == (host_id(), host_id(), 0)
     assert link.bytes_per_s == rows[link.transport].bytes_per_s
     assert "fastest of shm, tcp, grpc" in link.reason
     probes = receiver.counters()["probes"]
@@ -161,7 +158,7 @@ def known(speeds: LinkSpeeds, transport: str) -> float:
 
 
 def test_a_link_that_slowed_down_is_measured_again_and_new_transfers_move(
-    any_rig: Any, speeds: LinkSpeeds, slow_wire: Any, wait_until: Wait, caplog: pytest.LogCaptureFixture
+    any_rig: Any, speeds: LinkSpeeds, slow_wire: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     source, target = any_rig.side(seed=1), any_rig.side()
     receiver = any_rig.receiver(target, transports=("tcp", "grpc"))
@@ -182,7 +179,7 @@ def test_a_link_that_slowed_down_is_measured_again_and_new_transfers_move(
     with caplog.at_level(logging.INFO):
         for _ in range(34):
             transfer(any_rig, sender, receiver, source, target, endpoints, blocks=16)
-        wait_until(lambda: any(link.transport == "grpc" for link in sender.links()))
+        wait_for(lambda: any(link.transport == "grpc" for link in sender.links()))
     assert known(speeds, "tcp") < 1e8
     assert known(speeds, "tcp") < known(speeds, "grpc") != 5e8, "measured anew, too"
     events = {r.message: vars(r)["fields"] for r in caplog.records if r.message.startswith("transfer_link_")}
@@ -193,8 +190,7 @@ def test_a_link_that_slowed_down_is_measured_again_and_new_transfers_move(
     transfer(any_rig, sender, receiver, source, target, endpoints)
     assert {link.transport for link in sender.links()} == {"tcp", "grpc"}  # the open one stays where it is
     wire.bytes_per_s = 0.0
-    sender.push(half.transfer, G0, ids(range(41, 42)), ids(range(41, 42)), range(4))
-    sender.finish(half.transfer)
+    any_rig.push_all(sender, half, range(41, 42), range(41, 42))
     assert isinstance(target.event(), Verified)
     assert isinstance(source.event(), SendCompleted)
     assert [target.block(0, b) for b in (40, 41)] == [source.block(0, b) for b in (40, 41)]
@@ -203,9 +199,7 @@ def test_a_link_that_slowed_down_is_measured_again_and_new_transfers_move(
     assert moved.unused[0].startswith("tcp measured")
 
 
-def test_a_forced_transport_is_measured_again_and_stays(
-    any_rig: Any, speeds: LinkSpeeds, slow_wire: Any, wait_until: Wait
-) -> None:
+def test_a_forced_transport_is_measured_again_and_stays(any_rig: Any, speeds: LinkSpeeds, slow_wire: Any) -> None:
     source, target = any_rig.side(seed=1), any_rig.side()
     receiver = any_rig.receiver(target, transports=("tcp", "grpc"))
     wire, endpoints = slow_wire(receiver)
@@ -217,7 +211,7 @@ def test_a_forced_transport_is_measured_again_and_stays(
     wire.bytes_per_s = min(1e7, first / 20)  # as fast as the machine lets it, and far slower
     for _ in range(34):
         transfer(any_rig, sender, receiver, source, target, endpoints, blocks=8)
-    wait_until(lambda: known(speeds, "tcp") < first / 2)
+    wait_for(lambda: known(speeds, "tcp") < first / 2)
     transfer(any_rig, sender, receiver, source, target, endpoints)
     (link,) = sender.links()
     assert (link.transport, link.reason, link.unused) == ("tcp", "configured", ())

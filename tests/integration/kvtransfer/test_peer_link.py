@@ -1,7 +1,5 @@
 """Waiting transfers learn that their link cannot be made, for any reason; and behaviour when a link is busy."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from tandem.kvtransfer.transports import dialer
 from tandem.kvtransfer.transports.base import Link
 from tandem.kvtransfer.transports.registry import find
 from tests.integration.kvtransfer.rig import Rig
+from tools.waiting import wait_for
 
 G0 = GroupId(0)
 
@@ -116,12 +115,12 @@ def test_a_transfer_without_a_thread_for_its_link_fails_at_every_rank(
             assert isinstance(targets[0].event(), Failed)  # it was informed that the sender gave up
         sender.cancel(opened().transfer)  # the next one finds its links
         assert isinstance(source.event(), Quiesced)
-        assert {link.rank for link in sender.links()} == {0, 1}
+        assert {link.peer_rank for link in sender.links()} == {0, 1}
     finally:
         rig.close()
 
 
-def test_a_link_is_not_busy_with_what_was_revoked_finished_and_then_given_up(tmp_path: Path, wait_until: Any) -> None:
+def test_a_link_is_not_busy_with_what_was_revoked_finished_and_then_given_up(tmp_path: Path) -> None:
     """To the end of a revoked transfer comes a mere ACK, and no answer ever."""
     rig = Rig("shm", tmp_path)
     try:
@@ -137,10 +136,10 @@ def test_a_link_is_not_busy_with_what_was_revoked_finished_and_then_given_up(tmp
         sender.finish(ticket.transfer)
         source.pools[G0].read_gate.set()
         (link,) = sender._links.values()
-        wait_until(lambda: link._writer.finished == ticket.transfer)
+        wait_for(lambda: link._writer.finished == ticket.transfer)
         assert link._meter.is_busy
         sender.cancel(ticket.transfer)
         assert isinstance(source.event(), Quiesced)
-        wait_until(lambda: not link._meter.is_busy)
+        wait_for(lambda: not link._meter.is_busy)
     finally:
         rig.close()

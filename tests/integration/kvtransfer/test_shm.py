@@ -1,7 +1,5 @@
 """Faults that only a shared ring has to withstand."""
 
-from __future__ import annotations
-
 import os
 import socket
 import threading
@@ -12,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from tandem.core.ids import Attempt, Incarnation, Rank, TransferId, WorkerId
-from tandem.kvtransfer.frame import Frame, FrameKind, encode
+from tandem.core.ids import Rank, TransferId, WorkerId
+from tandem.kvtransfer.frame import FrameKind, encode
 from tandem.kvtransfer.transports import unix_socket
 from tandem.kvtransfer.transports.base import LinkClosedError, Peer
 from tests.integration.kvtransfer.rig import Rig
+from tests.unit.kvtransfer.conftest import control
 
 
 def test_a_position_that_no_ring_reaches_is_malformed(tmp_path: Path) -> None:
@@ -26,11 +25,8 @@ def test_a_position_that_no_ring_reaches_is_malformed(tmp_path: Path) -> None:
         receiver = rig.receiver(rig.side())
         raw = rig.dial(receiver.endpoints()[0])
         size = 4096
-        frame = Frame(
-            kind=FrameKind.PROBE, transfer=TransferId(0), attempt=Attempt(0), source_incarnation=Incarnation(0),
-            dest_incarnation=Incarnation(0), source_rank=Rank(0), source_ranks=1, dest_rank=Rank(0),
-            payload_bytes=size, payload_crc=zlib.crc32(bytes(size)),
-        )  # fmt: skip
+        crc = zlib.crc32(bytes(size))
+        frame = control(kind=FrameKind.PROBE, transfer=TransferId(0), payload_bytes=size, payload_crc=crc)
         link: Any = raw.link
         link._socket.send(((1 << 64) - size).to_bytes(8, "little") + encode(frame))
         with pytest.raises(LinkClosedError, match="malformed frame: position"):

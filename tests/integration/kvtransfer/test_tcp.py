@@ -1,7 +1,5 @@
 """Faults of raw sockets alone: strangers, dawdlers, IPv6, and the sockets of one link ending together."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import socket
@@ -13,16 +11,18 @@ from typing import Any
 
 import pytest
 
-from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, Rank, TransferId, WorkerId
+from tandem.core.ids import BlockId, GroupId, Rank, TransferId, WorkerId
 from tandem.core.secret import NONCE_BYTES
 from tandem.kvtransfer.events import Failed, SendCompleted, SendFailed
-from tandem.kvtransfer.frame import Frame, FrameKind, encode
+from tandem.kvtransfer.frame import FrameKind, encode
 from tandem.kvtransfer.transports import tcp_listener, tcp_socket
 from tandem.kvtransfer.transports.base import Peer
 from tandem.kvtransfer.transports.tcp import MAGIC, PRELUDE, TcpLink, sockets_for
 from tandem.kvtransfer.transports.tcp_socket import split_address
 from tests.integration.kvtransfer.raw import Raw
 from tests.integration.kvtransfer.rig import Rig
+from tests.unit.kvtransfer.conftest import control
+from tools.waiting import wait_for
 
 G0 = GroupId(0)
 BLOCKS = tuple(map(BlockId, range(8)))
@@ -84,7 +84,7 @@ def test_a_link_that_loses_one_of_its_sockets_ends(tcp_rig: Rig, number: int) ->
     assert isinstance(source.event(), SendFailed)
 
 
-def test_nothing_is_taken_from_a_link_of_which_a_socket_was_lost(tcp_rig: Rig, wait_until: Any) -> None:
+def test_nothing_is_taken_from_a_link_of_which_a_socket_was_lost(tcp_rig: Rig) -> None:
     """Data in the other socket would belong to a transfer that no code fails any more."""
     target = tcp_rig.side()
     receiver = tcp_rig.receiver(target)
@@ -104,10 +104,10 @@ def test_nothing_is_taken_from_a_link_of_which_a_socket_was_lost(tcp_rig: Rig, w
         raw.send(probe, payload)  # over the first
         raw.send(tcp_rig.block(second, payload), payload)  # behind the one that is being written
         link: Any = raw.link
-        wait_until(lambda: receiver.counters()["probes"] == 1)
+        wait_for(lambda: receiver.counters()["probes"] == 1)
         link._lanes[0].connection.shutdown(socket.SHUT_RDWR)
         listener: Any = receiver._listeners[0]
-        wait_until(lambda: not listener._links)
+        wait_for(lambda: not listener._links)
         receiver.expect(second)
         target.pools[G0].write_gate.set()
         ended = [target.event(), target.event()]
@@ -122,7 +122,7 @@ def test_nothing_is_taken_from_a_link_of_which_a_socket_was_lost(tcp_rig: Rig, w
 
 @pytest.mark.parametrize("is_replying", [False, True])
 def test_a_sender_that_reads_nothing_cannot_keep_a_link_that_is_closed_on_it(
-    tcp_rig: Rig, fill: Any, wait_until: Any, is_replying: bool
+    tcp_rig: Rig, fill: Any, is_replying: bool
 ) -> None:
     """The reason of its link's end cannot be sent to it, neither at once nor behind a reply that has no room."""
     listener: Any = tcp_rig.receiver(tcp_rig.side())._listeners[0]
@@ -135,15 +135,10 @@ def test_a_sender_that_reads_nothing_cannot_keep_a_link_that_is_closed_on_it(
         threads.append(threading.Thread(target=serve_until_it_breaks, args=(inbound, theirs), daemon=True))
     fill(pairs[0][1])
     if is_replying:
-        probe = encode(
-            Frame(
-                kind=FrameKind.PROBE, transfer=TransferId(0), attempt=Attempt(0), source_incarnation=Incarnation(0),
-                dest_incarnation=Incarnation(0), source_rank=Rank(0), source_ranks=1, dest_rank=Rank(0),
-            )
-        )  # fmt: skip
+        probe = encode(control(kind=FrameKind.PROBE, transfer=TransferId(0)))
         threads[1].start()
         pairs[1][0].sendall(PRELUDE.pack(MAGIC, len(probe), len(probe) ^ 0xFFFFFFFF) + probe)
-        wait_until(inbound._lock.locked)
+        wait_for(inbound._lock.locked)
     threads[0].start()
     pairs[0][0].sendall(bytes(PRELUDE.size))
     for thread in threads[: 1 + is_replying]:

@@ -1,7 +1,5 @@
 """The proof that changes code: which changes it makes, and what it takes for a test that noticed one."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path

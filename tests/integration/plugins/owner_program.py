@@ -3,8 +3,6 @@
 With `--exec` it becomes the probe, with the arguments that follow.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

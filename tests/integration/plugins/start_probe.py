@@ -1,8 +1,6 @@
 """A program that prints all that a process inherits or is given: `python -m tests.integration.plugins.start_probe
 …`."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -1,7 +1,5 @@
 """A process that a template forks is what a new interpreter would be: all that it inherits or is given is compared."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

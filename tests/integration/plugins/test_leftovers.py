@@ -1,7 +1,5 @@
 """A test run leaves nothing behind, whether it ends or is killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

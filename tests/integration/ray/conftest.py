@@ -1,7 +1,5 @@
 """One real Ray head for all tests that place small programs with it; at the end no process of it may be left."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -16,8 +14,8 @@ import psutil
 import pytest
 
 from tandem.controlplane.environment import Environment
-from tandem.controlplane.ray.head import usable_port
-from tandem.controlplane.ray.node import NodeConfig
+from tandem.controlplane.ray.head_process import usable_port
+from tandem.controlplane.ray.ray_start import NodeConfig
 from tandem.controlplane.state_dir import HeldState, StateDir
 from tandem.core import config_loader
 from tandem.core.files import write_private
@@ -28,7 +26,7 @@ from tools.waiting import wait_for
 
 @dataclass(slots=True)
 class Keeper:
-    """A `python -m tandem.controlplane.ray.node` process, and every process that was ever seen below it."""
+    """A `python -m tandem.controlplane.ray.ray_start` process, and every process that was ever seen below it."""
 
     process: subprocess.Popen[str]
     said: list[dict[str, Any]] = field(default_factory=list)
@@ -64,7 +62,7 @@ def start_keeper(config: NodeConfig, folder: Path, gpus: FakeGpus) -> Keeper:
     """A keeper with a running Ray; it reports success, or the reason of a failure."""
     path = folder / f"node-{config.port}.json"
     path.write_bytes(config_loader.dump(config))
-    command = [sys.executable, "-m", "tandem.controlplane.ray.node", "--config", str(path)]
+    command = [sys.executable, "-m", "tandem.controlplane.ray.ray_start", "--config", str(path)]
     with (folder / "node.log").open("ab") as log:
         variables = {**os.environ, "PATH": gpus.path}
         keeper = Keeper(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=variables))

@@ -4,8 +4,6 @@ Arguments: Ray's address, the file of an order, the signal for the agent, and "f
 is what was found, and what is left.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -23,7 +21,7 @@ PREFIX = "tandem:test:lost:"
 
 async def main(order: Order, number: int, how: str) -> None:
     place, _ = await placement.take(PREFIX, order, 60.0, print)
-    pid = await placement._result(place.agent.__ray_call__.remote(lambda agent: os.getpid()))
+    pid = await placement.result(place.agent.__ray_call__.remote(lambda agent: os.getpid()))
     os.kill(pid, number)
     placement._AGENT_TIMEOUT_S = 2.0  # of a minute
     found = None

@@ -1,7 +1,5 @@
 """Behaves like a worker towards an agent, and reports its place. Run as `placed_worker.py [--option] --config FILE`."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

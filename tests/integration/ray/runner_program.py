@@ -1,8 +1,6 @@
 """A runner without Ray: `runner_program.py ORPHAN_S` obeys JSON lines and answers each with one. Its clock moves on
 request alone."""
 
-from __future__ import annotations
-
 import json
 import sys
 import threading

@@ -1,8 +1,5 @@
 """A worker that another release left is ended, and affects no other. The driver is a program without Ray."""
 
-from __future__ import annotations
-
-import asyncio
 import json
 import sys
 from pathlib import Path
@@ -25,7 +22,7 @@ def found(worker: str, order: str) -> str:
     return json.dumps({"worker": worker, "found": order, "place_name": f"tandem:test:{worker}:1"})
 
 
-def test_an_order_of_another_release_ends_its_place_and_the_others_are_taken_over(
+async def test_an_order_of_another_release_ends_its_place_and_the_others_are_taken_over(
     held: HeldState, environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = to_json(Order(config=spec(D).config, threads=1))
@@ -33,34 +30,26 @@ def test_an_order_of_another_release_ends_its_place_and_the_others_are_taken_ove
     places, heard = tmp_path / "places", tmp_path / "heard"
     places.write_text("\n".join([found(P, foreign), found(D, ours)]))
     monkeypatch.setattr(launcher, "DRIVER_COMMAND", (sys.executable, DRIVER, str(places), str(heard)))
-
-    async def run() -> None:
-        async with RayLauncher(
-            held, environment, cluster="test", address="nowhere", token_file="", place_timeout_s=1
-        ) as ray:
-            await wait_for_async(lambda: heard.exists() and '"start"' in heard.read_text())
-            assert [one.worker_id for one in await ray.running()] == [D]
-            commands = [json.loads(line) for line in heard.read_text().splitlines()]
-            assert commands[:2] == [{"find": "others"}, {"leave": "tandem:test:prefill-0:1"}]
-            assert commands[2]["start"] == D
-
-    asyncio.run(run())
+    async with RayLauncher(
+        held, environment, cluster="test", address="nowhere", token_file="", place_timeout_s=1
+    ) as ray:
+        await wait_for_async(lambda: heard.exists() and '"start"' in heard.read_text())
+        assert [one.worker_id for one in await ray.running()] == [D]
+        commands = [json.loads(line) for line in heard.read_text().splitlines()]
+        assert commands[:2] == [{"find": "others"}, {"leave": "tandem:test:prefill-0:1"}]
+        assert commands[2]["start"] == D
 
 
-def test_a_driver_that_says_what_nobody_understands_is_started_again(
+async def test_a_driver_that_says_what_nobody_understands_is_started_again(
     held: HeldState, environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places, heard = tmp_path / "places", tmp_path / "heard"
     places.write_text(json.dumps({"worker": P, "found": "{}"}))  # it lacks the place's name
     monkeypatch.setattr(launcher, "DRIVER_COMMAND", (sys.executable, DRIVER, str(places), str(heard)))
-
-    async def run() -> None:
-        async with RayLauncher(
-            held, environment, cluster="test", address="nowhere", token_file="", place_timeout_s=1
-        ) as ray:
-            await wait_for_async(lambda: heard.exists() and '"find"' in heard.read_text())
-            places.write_text(found(D, to_json(Order(config=spec(D).config, threads=1))))
-            await wait_for_async(lambda: '"start"' in heard.read_text())
-            assert [one.worker_id for one in await ray.running()] == [D]
-
-    asyncio.run(run())
+    async with RayLauncher(
+        held, environment, cluster="test", address="nowhere", token_file="", place_timeout_s=1
+    ) as ray:
+        await wait_for_async(lambda: heard.exists() and '"find"' in heard.read_text())
+        places.write_text(found(D, to_json(Order(config=spec(D).config, threads=1))))
+        await wait_for_async(lambda: '"start"' in heard.read_text())
+        assert [one.worker_id for one in await ray.running()] == [D]

@@ -1,8 +1,5 @@
 """`clusterctl join`: a machine that joins gets workers that wait for its class; leaving or dying, it leaves nothing."""
 
-from __future__ import annotations
-
-import asyncio
 import contextlib
 import signal
 import subprocess
@@ -68,30 +65,27 @@ def joined(head: Head, folder: Path) -> Iterator[Joined]:
 
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_who_waits_for_its_class_gets_it_and_loses_it_when_it_leaves(
+async def test_who_waits_for_its_class_gets_it_and_loses_it_when_it_leaves(
     scene: Scene, head: Head, tmp_path: Path, number: signal.Signals
 ) -> None:
-    async def run() -> None:
-        async with scene.launcher(place_timeout_s=300.0) as launcher:  # the node may take a minute to join
-            await launcher.start_worker(spec(hardware="h100"))
-            waiting = await _next(launcher)
-            assert isinstance(waiting, WorkerProgress)
-            assert "no node of class h100" in waiting.text
-            with joined(head, tmp_path) as node:
-                ready = await _until(launcher, WorkerReady)
-                node.look()
-                assert ready.details["pid"] in node._seen
-                node.process.send_signal(number)
-                exited = await _until(launcher, WorkerExited)
-                assert exited.worker_id == P
-                await wait_for_async(lambda: node.process.poll() is not None)
-                assert (node.process.returncode == 0) == (number is signal.SIGINT), node.said
-                try:
-                    await wait_for_async(lambda: not node.left())
-                except AssertionError as error:
-                    raise AssertionError(f"these are left: {node.left()}") from error
-
-    asyncio.run(run())
+    async with scene.launcher(place_timeout_s=300.0) as launcher:  # the node may take a minute to join
+        await launcher.start_worker(spec(hardware="h100"))
+        waiting = await _next(launcher)
+        assert isinstance(waiting, WorkerProgress)
+        assert "no node of class h100" in waiting.text
+        with joined(head, tmp_path) as node:
+            ready = await _until(launcher, WorkerReady)
+            node.look()
+            assert ready.details["pid"] in node._seen
+            node.process.send_signal(number)
+            exited = await _until(launcher, WorkerExited)
+            assert exited.worker_id == P
+            await wait_for_async(lambda: node.process.poll() is not None)
+            assert (node.process.returncode == 0) == (number is signal.SIGINT), node.said
+            try:
+                await wait_for_async(lambda: not node.left())
+            except AssertionError as error:
+                raise AssertionError(f"these are left: {node.left()}") from error
 
 
 def _fails(head: Head, folder: Path, *flags: str) -> tuple[int, str]:
@@ -111,4 +105,4 @@ def test_an_address_where_nobody_is_is_told_at_once(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tandem.clusterctl", "join", "127.0.0.1:1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
-    assert "nobody answers at 127.0.0.1:1" in done.stderr
+    assert "no cluster answers at 127.0.0.1:1" in done.stderr

@@ -1,7 +1,5 @@
 """Workers placed by a real Ray: their output is reported, their ends are noticed, and they leave nothing behind."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -24,7 +22,7 @@ from tandem.controlplane.ray.ray_env import ray_variables
 from tandem.controlplane.state_dir import HeldState
 from tandem.core.config import WorkerConfig, WorkerSection
 from tandem.core.ids import WorkerId
-from tandem.core.lifecycle import RoleName
+from tandem.core.state_enums import RoleName
 from tools.running_cluster import is_alive
 from tools.waiting import wait_for
 
@@ -98,83 +96,73 @@ def _is_gone(details: dict[str, Any]) -> bool:
     return not any(is_alive(pid) for pid in _family(details))
 
 
-def test_a_worker_is_placed_with_its_secret_and_its_own_gpus_and_ended_in_order(scene: Scene, held: HeldState) -> None:
-    async def run() -> None:
-        async with scene.launcher() as launcher:
-            await launcher.start_worker(spec(tp=2, device="cuda", hardware="small"))
-            assert launcher.nodes in (None, {P: ""}), "no place yet"
-            placed = await _next(launcher)
-            assert isinstance(placed, WorkerProgress)
-            assert "it has a place on " in placed.text
-            assert await _next(launcher) == WorkerProgress(P, "loading weights")
-            ready = await _next(launcher)
-            assert isinstance(ready, WorkerReady)
-            details = dict(ready.details)
-            assert details["secret"] == held.state.secret_file.read_text()
-            assert details["modes"] == ["0o600", "0o600", "0o700"]
-            assert sorted(details["gpus"].split(",")) == ["0", "1"]
-            assert details["ray"] == []
-            assert details["threads"] == "1"
-            assert details["host"] in placed.text
-            assert launcher.nodes == {P: details["host"]}
-            assert os.getpgid(details["pid"]) == details["agent"] == os.getpgid(details["child"])
-            await launcher.stop(P, grace_s=20)
-            exited = await _next(launcher)
-            assert isinstance(exited, WorkerExited)
-            assert "exit code 0" in exited.reason
-            wait_for(lambda: _is_gone(details))
-            assert not _is_there(details["folder"])
+async def test_a_worker_is_placed_with_its_secret_and_its_own_gpus_and_ended_in_order(
+    scene: Scene, held: HeldState
+) -> None:
+    async with scene.launcher() as launcher:
+        await launcher.start_worker(spec(tp=2, device="cuda", hardware="small"))
+        assert launcher.nodes in (None, {P: ""}), "no place yet"
+        placed = await _next(launcher)
+        assert isinstance(placed, WorkerProgress)
+        assert "it has a place on " in placed.text
+        assert await _next(launcher) == WorkerProgress(P, "loading weights")
+        ready = await _next(launcher)
+        assert isinstance(ready, WorkerReady)
+        details = dict(ready.details)
+        assert details["secret"] == held.state.secret_file.read_text()
+        assert details["modes"] == ["0o600", "0o600", "0o700"]
+        assert sorted(details["gpus"].split(",")) == ["0", "1"]
+        assert details["ray"] == []
+        assert details["threads"] == "1"
+        assert details["host"] in placed.text
+        assert launcher.nodes == {P: details["host"]}
+        assert os.getpgid(details["pid"]) == details["agent"] == os.getpgid(details["child"])
+        await launcher.stop(P, grace_s=20)
+        exited = await _next(launcher)
+        assert isinstance(exited, WorkerExited)
+        assert "exit code 0" in exited.reason
+        wait_for(lambda: _is_gone(details))
+        assert not _is_there(details["folder"])
 
-    asyncio.run(run())
+
+async def test_a_dead_worker_takes_its_children_with_it_and_its_place_is_free_again(scene: Scene) -> None:
+    async with scene.launcher() as launcher:
+        details = await _ready(launcher, spec(tp=4))
+        os.kill(details["pid"], signal.SIGKILL)
+        exited = await _until(launcher, WorkerExited)
+        assert "signal 9" in exited.reason
+        assert not exited.is_place_lost
+        assert not is_alive(details["child"]), "gone with all its processes, when that is said"
+        wait_for(lambda: _is_gone(details))
+        assert (await _ready(launcher, spec(tp=4)))["pid"] != details["pid"]
 
 
-def test_a_dead_worker_takes_its_children_with_it_and_its_place_is_free_again(scene: Scene) -> None:
-    async def run() -> None:
-        async with scene.launcher() as launcher:
-            details = await _ready(launcher, spec(tp=4))
-            os.kill(details["pid"], signal.SIGKILL)
+async def test_a_dead_agent_is_noticed_and_its_worker_dies_with_it(scene: Scene) -> None:
+    async with scene.launcher() as launcher:
+        details = await _ready(launcher)
+        os.kill(details["agent"], signal.SIGKILL)
+        exited = await _until(launcher, WorkerExited)
+        assert "its agent died" in exited.reason
+        assert exited.is_place_lost
+        wait_for(lambda: _is_gone(details))
+        wait_for(lambda: not _is_there(details["folder"]), what="the keeper of its machine removes its folder")
+
+
+async def test_a_place_that_cannot_be_had_says_what_is_missing(scene: Scene) -> None:
+    async with scene.launcher(place_timeout_s=0.5) as launcher:  # over at the first look, and yet it has a reason
+        for asked, missing in (
+            (spec(tp=8), "needs 8 CPU on one node: "),
+            (spec(hardware="h100"), "no node of class h100 (there are: small on "),
+        ):
+            await launcher.start_worker(asked)
+            waiting = await _next(launcher)
+            assert isinstance(waiting, WorkerProgress)
+            assert waiting.text.startswith(f"waiting for a place: {missing}")
             exited = await _until(launcher, WorkerExited)
-            assert "signal 9" in exited.reason
-            assert not exited.is_place_lost
-            assert not is_alive(details["child"]), "gone with all its processes, when that is said"
-            wait_for(lambda: _is_gone(details))
-            assert (await _ready(launcher, spec(tp=4)))["pid"] != details["pid"]
-
-    asyncio.run(run())
-
-
-def test_a_dead_agent_is_noticed_and_its_worker_dies_with_it(scene: Scene) -> None:
-    async def run() -> None:
-        async with scene.launcher() as launcher:
-            details = await _ready(launcher)
-            os.kill(details["agent"], signal.SIGKILL)
-            exited = await _until(launcher, WorkerExited)
-            assert "its agent died" in exited.reason
-            assert exited.is_place_lost
-            wait_for(lambda: _is_gone(details))
-            wait_for(lambda: not _is_there(details["folder"]), what="the keeper of its machine removes its folder")
-
-    asyncio.run(run())
-
-
-def test_a_place_that_cannot_be_had_says_what_is_missing(scene: Scene) -> None:
-    async def run() -> None:
-        async with scene.launcher(place_timeout_s=0.5) as launcher:  # over at the first look, and yet it has a reason
-            for asked, missing in (
-                (spec(tp=8), "needs 8 CPU on one node: "),
-                (spec(hardware="h100"), "no node of class h100 (there are: small on "),
-            ):
-                await launcher.start_worker(asked)
-                waiting = await _next(launcher)
-                assert isinstance(waiting, WorkerProgress)
-                assert waiting.text.startswith(f"waiting for a place: {missing}")
-                exited = await _until(launcher, WorkerExited)
-                assert exited.reason.startswith(f"it got no place within 0.5 s: {missing}")
-                assert exited.is_unplaced
-        async with scene.launcher() as launcher:
-            await _ready(launcher, spec(tp=4))  # what was asked for in vain holds nothing
-
-    asyncio.run(run())
+            assert exited.reason.startswith(f"it got no place within 0.5 s: {missing}")
+            assert exited.is_unplaced
+    async with scene.launcher() as launcher:
+        await _ready(launcher, spec(tp=4))  # what was asked for in vain holds nothing
 
 
 def test_a_gpu_that_somebody_holds_is_no_place_and_what_waited_for_it_is_given_back(scene: Scene, head: Head) -> None:
@@ -218,72 +206,57 @@ def test_a_place_whose_agent_does_not_answer_is_removed(
     wait_for(lambda: not is_alive(said["pid"]))
 
 
-def test_one_that_waits_for_a_place_is_stopped_at_once(scene: Scene) -> None:
-    async def run() -> None:
-        async with scene.launcher() as launcher:
-            await launcher.start_worker(spec(tp=8))
-            await _next(launcher)
-            await launcher.stop(P, grace_s=600)
-            assert await _until(launcher, WorkerExited) == WorkerExited(P, "it was stopped before it had a place")
-
-    asyncio.run(run())
+async def test_one_that_waits_for_a_place_is_stopped_at_once(scene: Scene) -> None:
+    async with scene.launcher() as launcher:
+        await launcher.start_worker(spec(tp=8))
+        await _next(launcher)
+        await launcher.stop(P, grace_s=600)
+        assert await _until(launcher, WorkerExited) == WorkerExited(P, "it was stopped before it had a place")
 
 
-def test_a_stubborn_worker_is_killed(scene: Scene) -> None:
-    async def run() -> None:
-        async with scene.launcher("--stubborn") as launcher:
-            details = await _ready(launcher)
-            await launcher.stop(P, grace_s=0.2)
-            assert "signal 9" in (await _until(launcher, WorkerExited)).reason
+async def test_a_stubborn_worker_is_killed(scene: Scene) -> None:
+    async with scene.launcher("--stubborn") as launcher:
+        details = await _ready(launcher)
+        await launcher.stop(P, grace_s=0.2)
+        assert "signal 9" in (await _until(launcher, WorkerExited)).reason
+        wait_for(lambda: _is_gone(details))
+
+
+async def test_a_fatal_line_is_the_reason(scene: Scene) -> None:
+    async with scene.launcher("--fatal", "the model\nis broken") as launcher:
+        await launcher.start_worker(spec())
+        assert await _until(launcher, WorkerExited) == WorkerExited(P, "the model is broken")
+
+
+async def test_workers_outlive_the_driver_and_are_found_again(scene: Scene) -> None:
+    async with scene.launcher() as launcher:
+        details = await _ready(launcher)
+        driver = next(
+            child for child in psutil.Process().children() if "tandem.controlplane.ray.driver" in child.cmdline()
+        )
+        driver.kill()
+        await launcher.start_worker(spec(D))  # while no launcher listens
+        other = await _until(launcher, WorkerReady)
+        assert other.worker_id == D
+        assert not _is_gone(details)
+        await launcher.stop(P, grace_s=20)
+        assert "exit code 0" in (await _until(launcher, WorkerExited)).reason
+        wait_for(lambda: _is_gone(details))
+
+
+async def test_a_worker_that_another_controller_left_is_found_and_stopped(scene: Scene) -> None:
+    async with scene.launcher() as first:
+        details = await _ready(first)
+        async with scene.launcher() as second:
+            ready = await _until(second, WorkerReady)
+            assert ready.details["pid"] == details["pid"]
+            (found,) = await second.running()
+            assert (found.worker_id, found.role, found.is_ready) == (P, RoleName.PREFILL, True)
+            await second.stop(P, grace_s=20)
+            # The launcher that learns of the end first removes the place, while the other one still uses it.
+            ends = [(await _until(launcher, WorkerExited)).reason for launcher in (first, second)]
+            assert any("exit code 0" in reason for reason in ends), ends
             wait_for(lambda: _is_gone(details))
-
-    asyncio.run(run())
-
-
-def test_a_fatal_line_is_the_reason(scene: Scene) -> None:
-    async def run() -> None:
-        async with scene.launcher("--fatal", "the model\nis broken") as launcher:
-            await launcher.start_worker(spec())
-            assert await _until(launcher, WorkerExited) == WorkerExited(P, "the model is broken")
-
-    asyncio.run(run())
-
-
-def test_workers_outlive_the_driver_and_are_found_again(scene: Scene) -> None:
-    async def run() -> None:
-        async with scene.launcher() as launcher:
-            details = await _ready(launcher)
-            driver = next(
-                child for child in psutil.Process().children() if "tandem.controlplane.ray.driver" in child.cmdline()
-            )
-            driver.kill()
-            await launcher.start_worker(spec(D))  # while no launcher listens
-            other = await _until(launcher, WorkerReady)
-            assert other.worker_id == D
-            assert not _is_gone(details)
-            await launcher.stop(P, grace_s=20)
-            assert "exit code 0" in (await _until(launcher, WorkerExited)).reason
-            wait_for(lambda: _is_gone(details))
-
-    asyncio.run(run())
-
-
-def test_a_worker_that_another_controller_left_is_found_and_stopped(scene: Scene) -> None:
-    async def run() -> None:
-        async with scene.launcher() as first:
-            details = await _ready(first)
-            async with scene.launcher() as second:
-                ready = await _until(second, WorkerReady)
-                assert ready.details["pid"] == details["pid"]
-                (found,) = await second.running()
-                assert (found.worker_id, found.role, found.is_ready) == (P, RoleName.PREFILL, True)
-                await second.stop(P, grace_s=20)
-                # The launcher that learns of the end first removes the place, while the other one still uses it.
-                ends = [(await _until(launcher, WorkerExited)).reason for launcher in (first, second)]
-                assert any("exit code 0" in reason for reason in ends), ends
-                wait_for(lambda: _is_gone(details))
-
-    asyncio.run(run())
 
 
 def test_leaving_the_launcher_leaves_nothing(scene: Scene) -> None:
@@ -295,16 +268,13 @@ def test_leaving_the_launcher_leaves_nothing(scene: Scene) -> None:
     wait_for(lambda: _is_gone(details))
 
 
-def test_a_wrong_token_is_an_exit_that_says_so(scene: Scene, held: HeldState, environment: Environment) -> None:
-    async def run() -> None:
-        wrong = held.state.path / "wrong.token"
-        wrong.write_text("0" * 64)
-        async with RayLauncher(
-            held, environment, cluster="test", address=scene._head.address, token_file=str(wrong), place_timeout_s=5
-        ) as launcher:
-            await launcher.start_worker(spec())
-            exited = await _until(launcher, WorkerExited)
-            assert scene._head.address in exited.reason
-            assert "oken" in exited.reason
-
-    asyncio.run(run())
+async def test_a_wrong_token_is_an_exit_that_says_so(scene: Scene, held: HeldState, environment: Environment) -> None:
+    wrong = held.state.path / "wrong.token"
+    wrong.write_text("0" * 64)
+    async with RayLauncher(
+        held, environment, cluster="test", address=scene._head.address, token_file=str(wrong), place_timeout_s=5
+    ) as launcher:
+        await launcher.start_worker(spec())
+        exited = await _until(launcher, WorkerExited)
+        assert scene._head.address in exited.reason
+        assert "oken" in exited.reason

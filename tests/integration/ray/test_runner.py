@@ -1,7 +1,5 @@
 """A worker's life in an agent, without Ray: where it is forked, what keeps it from starting, when it is an orphan."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -14,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tandem.controlplane.bundled import NAME, bundled_model
+from tandem.controlplane.model_catalog import BUNDLED, bundled_model
 from tandem.controlplane.ray.messages import Order, PlacedOrder, to_json
 from tandem.controlplane.ray.placement import ORPHAN_S
 from tests.unit.controlplane.ray.orders_rig import ORDER
@@ -172,7 +170,7 @@ def test_a_model_that_is_not_here_is_refused(runner: RunnerProcess) -> None:
 
 
 def test_the_bundled_model_is_found_wherever_it_is(runner: RunnerProcess) -> None:
-    runner.begin(charge(model_dir=f"/no/such/folder/{NAME}"))
+    runner.begin(charge(model_dir=f"/no/such/folder/{BUNDLED}"))
     assert runner.ready()["model_dir"] == str(bundled_model())
 
 

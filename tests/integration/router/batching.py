@@ -1,7 +1,5 @@
 """Repeated steps of batch tests, with the `openai` client."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Running houses for the tests of the router."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A server of HTTP connections with a plain application, for tests of what a connection may do."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator

@@ -4,8 +4,6 @@ On standard input come requests, each a line `PATH BYTES` and a body of so many 
 goes to standard output: the status, the longest turn in seconds and the growth in bytes.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import sys

@@ -1,7 +1,5 @@
 """A router on real sockets with scripted workers behind it, in a thread of its own."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -25,8 +23,8 @@ from tandem.core.config import (
     TracingSection,
 )
 from tandem.core.ids import Incarnation, WorkerId, new_incarnation
-from tandem.core.lifecycle import RoleName
 from tandem.core.secret import ClusterSecret
+from tandem.core.state_enums import RoleName
 from tandem.router.server.main import Dependencies, Router
 from tandem.router.server.storage import open_storage
 from tandem.statestore.connection import connect

@@ -1,7 +1,5 @@
 """Clients that ask one small thing again and again, each over a connection of its own, until the port is closed."""
 
-from __future__ import annotations
-
 import socket
 from collections import Counter
 from collections.abc import Iterator

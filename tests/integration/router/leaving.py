@@ -1,7 +1,5 @@
 """Clients that send a request and can leave whenever they like."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A router in a process of its own, as tests start it."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys
@@ -10,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from tandem.core.config import RouterConfig
-from tandem.statestore.index.lease import WorkerLease
+from tandem.statestore.index.member_lease import WorkerLease
 from tests.integration.router.scripted_worker import ScriptedWorker
 from tools.running_cluster import is_alive
 

@@ -3,8 +3,6 @@
 Faults are settings of its `Script`. Workers that share a `Fabric` hand requests over to each other.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from array import array
@@ -20,10 +18,9 @@ import grpc.aio
 from tandem.core.block_hash import HashRoot, chain
 from tandem.core.ids import Incarnation, WorkerId, new_incarnation
 from tandem.core.lease_timing import PROOF_OF_LIFE
-from tandem.core.lifecycle import RoleName
-from tandem.core.protocol_version import STREAM_VERSION
 from tandem.core.secret import ClusterSecret
-from tandem.core.version import release
+from tandem.core.state_enums import RoleName
+from tandem.core.version import STREAM_VERSION, release
 from tandem.rpc.v1 import control_pb2 as c
 from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w

@@ -1,7 +1,5 @@
 """The page's real files and stream before a made-up cluster, with something added to its every word."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading

@@ -1,7 +1,5 @@
 """Requests that wait in a router: fair between keys, cancelled, late, too many; and the answers that clients get."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator
@@ -16,7 +14,7 @@ import openai
 import pytest
 from typer.testing import CliRunner
 
-from tandem.clusterctl.gateway import slo
+from tandem.clusterctl.serving_policy import slo
 from tandem.core.config import AdmissionSection, SloSection
 from tandem.router.tokenization.tokenizer import LONG_TEXT_CHARS
 from tandem.rpc.v1 import inference_pb2 as i

@@ -1,7 +1,5 @@
 """Handling of parameters in the HTTP and gRPC APIs that no engine receives."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Every invalid request gets a 4xx that names its cause; nothing is ignored, and the next request works."""
 
-from __future__ import annotations
-
 import socket
 from typing import Any
 

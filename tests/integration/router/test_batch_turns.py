@@ -1,7 +1,5 @@
 """Batches of one tenant keep those of another from nothing: poisoned, long, or of one that may ask no more."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

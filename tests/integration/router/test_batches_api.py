@@ -1,7 +1,5 @@
 """The `openai` client uploads files and runs batches; workers are scripted, Redis and the directory are real."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import Counter
@@ -217,7 +215,7 @@ def test_wrong_batches(client: openai.OpenAI, keeping: RouterHarness, changes: d
 
 def test_output_is_no_input(client: openai.OpenAI) -> None:
     over = finish(client, start(client, request("a", prompt="a")))
-    with pytest.raises(openai.BadRequestError, match="no input of a batch"):
+    with pytest.raises(openai.BadRequestError, match="not an input file of a batch"):
         client.batches.create(input_file_id=over.output_file_id or "", endpoint=CHAT, completion_window="24h")
 
 

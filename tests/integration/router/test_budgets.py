@@ -1,7 +1,5 @@
 """Budgets of tenants over both APIs, with a real Redis between two routers, and without one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

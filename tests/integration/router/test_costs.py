@@ -1,7 +1,5 @@
 """Nothing that a client sends has the router stand or fills its memory: hostile bodies just below each bound."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -11,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from tandem.router.api.http.body_parser import LONG_BODY_BYTES
-from tandem.router.api.http.entries import FREE, MAX_CONTAINERS, MAX_STRINGS
-from tandem.router.api.http.operations import OPERATIONS, Operation
+from tandem.router.api.http.body_parser import FREE, LONG_BODY_BYTES, MAX_CONTAINERS, MAX_STRINGS
+from tandem.router.api.http.openapi import OPERATIONS, Operation
 from tandem.statestore.embedded_redis import PrivateRedis
 from tests.plugins.costs import Cost
 

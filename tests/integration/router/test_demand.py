@@ -1,7 +1,5 @@
 """A router's demand reports to the planner, through a real Redis, and the planner's report on the admin port."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from typing import Any

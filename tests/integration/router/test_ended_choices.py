@@ -1,6 +1,4 @@
-"""A choice that met a stop string is generated no further, in any state of the others."""
-
-from __future__ import annotations
+"""Test choices that met a stop string, and clients that leave."""
 
 from typing import Any
 
@@ -10,7 +8,9 @@ from tokenizers import Tokenizer
 
 from tandem.rpc.v1 import worker_pb2 as w
 from tests.integration.router.house import MODEL, Build, RouterHarness
+from tests.integration.router.leaving import WAYS, ask
 from tests.integration.router.scripted_worker import Script
+from tools.waiting import wait_for
 
 TOKENIZER = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
 FILLER = TOKENIZER.encode(" list", add_special_tokens=False).ids[0]
@@ -67,3 +67,26 @@ def test_a_worker_that_goes_on_is_not_heard(build: Build) -> None:
     answer = complete(house, prompt=[9, 9], n=2)
     assert [choice["text"] for choice in answer["choices"]] == [" one two ", " list" * COUNT]
     assert house.metric('tandem_router_dropped_chunks_total{reason="unwanted"}') > 0
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_client_that_leaves_between_attempts(build: Build, way: str) -> None:
+    house = build()
+    house.wait_ready()
+    dispatcher, decode = house.router.dispatcher, house.workers["decode-0"]
+    decode.script = Script(stall_at=3)
+    http, rpc = (f"127.0.0.1:{house.ports[name]}" for name in ("http", "grpc"))
+    leave = ask(http, rpc, way, "Hello", max_tokens=50)
+    house.wait(lambda: [flight.output_tokens for flight in dispatcher.flights] == [3])
+    house.kill_worker("decode-0")
+    house.wait(lambda: dispatcher.waiting == 1)
+    leave()
+    house.wait(lambda: not dispatcher.flights)
+    assert not dispatcher.waiting
+    decode.script = Script()
+    house.restart_worker("decode-0")
+    house.wait_ready()
+    assert len(decode.submitted) == 1
+    assert all(not link.requests and not len(link.outstanding) for link in house.router.table.links)
+    api = "grpc" if way == "grpc" else "completions"
+    wait_for(lambda: house.metric(f'tandem_requests_total{{api="{api}",outcome="cancelled"}}') == 1)

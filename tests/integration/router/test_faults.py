@@ -1,7 +1,5 @@
 """Behaviour of the router when clients leave, and when workers die, stall, refuse or send nonsense."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import json
 import socket

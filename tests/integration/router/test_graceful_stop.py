@@ -1,7 +1,5 @@
 """A router that is asked to stop: no new requests, running answers are completed, and no wait is endless."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -21,12 +19,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.core.config import RouterConfig, StoreSection
 from tandem.core.ids import WorkerId
-from tandem.core.lifecycle import RoleName
 from tandem.core.secret import ClusterSecret
+from tandem.core.state_enums import RoleName
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
 from tandem.statestore.connection import connect
-from tandem.statestore.index.lease import NO_INCARNATION, WorkerLease
+from tandem.statestore.index.member_lease import NO_INCARNATION, WorkerLease
 from tandem.statestore.keys import Keys, Member
 from tests.integration.router.house import ADMIN_KEY
 from tests.integration.router.knocking import knocking
@@ -116,32 +114,31 @@ async def events(answer: httpx.Response) -> list[str]:
     return [line.removeprefix("data: ") async for line in answer.aiter_lines() if line.startswith("data: ")]
 
 
-def test_answers_are_completed_and_nothing_new_begins(config: RouterConfig, redis_url: str, tmp_path: Path) -> None:
-    async def run() -> None:
-        async with served(config, redis_url, tmp_path, drain_s=60) as on:
+async def test_answers_are_completed_and_nothing_new_begins(
+    config: RouterConfig, redis_url: str, tmp_path: Path
+) -> None:
+    async with served(config, redis_url, tmp_path, drain_s=60) as on:
 
-            async def runs_batches() -> bool:
-                return bool(await on.redis.exists(on.keys.batch_owner))
+        async def runs_batches() -> bool:
+            return bool(await on.redis.exists(on.keys.batch_owner))
 
-            await wait_for_async(runs_batches)
-            async with on.send() as answer, grpc.aio.insecure_channel(on.grpc) as channel:
-                call = i_grpc.InferenceStub(channel).Generate(request(MANY))
-                responses = aiter(call)
-                first = await anext(responses)
-                await on.stop()
-                await check_refusals(on, channel)
-                assert not await runs_batches(), "its lease is free for another router while answers go on"
-                on.script.step_s = 0.0
-                assert (await events(answer))[-1] == "[DONE]"
-                rest = await rest_of(responses)
-                texts = [token for one in (first, *rest) for delta in one.choices for token in delta.token_ids]
-                assert len(texts) == MANY
-                assert rest[-1].finished
-            assert await on.exit_code() == 0
-            left = await on.redis.hget(on.keys.lease(Member.ROUTER, config.router_id), "incarnation")
-            assert left == NO_INCARNATION
-
-    asyncio.run(run())
+        await wait_for_async(runs_batches)
+        async with on.send() as answer, grpc.aio.insecure_channel(on.grpc) as channel:
+            call = i_grpc.InferenceStub(channel).Generate(request(MANY))
+            responses = aiter(call)
+            first = await anext(responses)
+            await on.stop()
+            await check_refusals(on, channel)
+            assert not await runs_batches(), "its lease is free for another router while answers go on"
+            on.script.step_s = 0.0
+            assert (await events(answer))[-1] == "[DONE]"
+            rest = await rest_of(responses)
+            texts = [token for one in (first, *rest) for delta in one.choices for token in delta.token_ids]
+            assert len(texts) == MANY
+            assert rest[-1].finished
+        assert await on.exit_code() == 0
+        left = await on.redis.hget(on.keys.lease(Member.ROUTER, config.router_id), "incarnation")
+        assert left == NO_INCARNATION
 
 
 async def rest_of(responses: AsyncIterator[i.GenerateResponse]) -> list[i.GenerateResponse]:
@@ -181,67 +178,60 @@ async def check_refusals(on: Served, channel: Any) -> None:
     assert health.status == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-def test_what_takes_longer_is_told_so(config: RouterConfig, redis_url: str, tmp_path: Path) -> None:
-    async def run() -> None:
-        async with served(config, redis_url, tmp_path, drain_s=0.5) as on:
-            whole = {"model": "tiny", "prompt": "Hi", "max_tokens": MANY, "ignore_eos": True}
-            async with on.send() as answer, grpc.aio.insecure_channel(on.grpc) as channel:
-                lines = answer.aiter_lines()
-                await anext(lines)
-                waiting = asyncio.create_task(on.client.post(f"{on.url}/v1/completions", json=whole))
-                call = i_grpc.InferenceStub(channel).Generate(request(MANY))
-                responses = aiter(call)
-                await anext(responses)
-                on.process.send_signal(signal.SIGTERM)
-                last = [line async for line in lines if line.startswith("data: ")][-1]
-                error = json.loads(last.removeprefix("data: "))["error"]
-                assert error["code"] == "unavailable"
-                assert "it was told to 0.5 s ago" in error["message"]
-                refused = await waiting
-                assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
-                assert refused.headers["retry-after"] == "1"
-                with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await rest_of(responses)
-                assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-            assert await on.exit_code() == 0
-
-    asyncio.run(run())
+async def test_what_takes_longer_is_told_so(config: RouterConfig, redis_url: str, tmp_path: Path) -> None:
+    async with served(config, redis_url, tmp_path, drain_s=0.5) as on:
+        whole = {"model": "tiny", "prompt": "Hi", "max_tokens": MANY, "ignore_eos": True}
+        async with on.send() as answer, grpc.aio.insecure_channel(on.grpc) as channel:
+            lines = answer.aiter_lines()
+            await anext(lines)
+            waiting = asyncio.create_task(on.client.post(f"{on.url}/v1/completions", json=whole))
+            call = i_grpc.InferenceStub(channel).Generate(request(MANY))
+            responses = aiter(call)
+            await anext(responses)
+            on.process.send_signal(signal.SIGTERM)
+            last = [line async for line in lines if line.startswith("data: ")][-1]
+            error = json.loads(last.removeprefix("data: "))["error"]
+            assert error["code"] == "unavailable"
+            assert "it was asked to 0.5 s ago" in error["message"]
+            refused = await waiting
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
+            assert refused.headers["retry-after"] == "1"
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await rest_of(responses)
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert await on.exit_code() == 0
 
 
-def test_every_process_completes_its_answers(config: RouterConfig, redis_url: str, tmp_path: Path) -> None:
-    async def run() -> None:
-        async with served(config, redis_url, tmp_path, drain_s=60, processes=2) as on, contextlib.AsyncExitStack() as s:
-            answers = [await s.enter_async_context(on.send()) for _ in range(6)]
-            await on.stop()
-            on.script.step_s = 0.0
-            for answer in answers:
+async def test_every_process_completes_its_answers(config: RouterConfig, redis_url: str, tmp_path: Path) -> None:
+    async with served(config, redis_url, tmp_path, drain_s=60, processes=2) as on, contextlib.AsyncExitStack() as s:
+        answers = [await s.enter_async_context(on.send()) for _ in range(6)]
+        await on.stop()
+        on.script.step_s = 0.0
+        for answer in answers:
+            assert (await events(answer))[-1] == "[DONE]"
+        assert await on.exit_code() == 0
+
+
+async def test_nobody_is_reset_while_processes_end_one_by_one(
+    config: RouterConfig, redis_url: str, tmp_path: Path
+) -> None:
+    async with served(config, redis_url, tmp_path, drain_s=60, processes=3) as on:
+        pids = await on.pids()
+        with knocking(on.url, clients=6) as knock:
+            async with on.send() as answer:
+                await wait_for_async(lambda: knock.statuses[200] > 20)
+                for pid in (*pids, on.process.pid):  # as a supervisor does that signals all of them
+                    os.kill(pid, signal.SIGTERM)
+                await wait_for_async(lambda: sum(map(is_gone, pids)) == 2)
+                told = knock.statuses[503]
+                await wait_for_async(lambda: knock.statuses[503] > told + 20)
+                assert knock.refused == 0, "the port is open as long as there is an answer to complete"
+                on.script.step_s = 0.0
                 assert (await events(answer))[-1] == "[DONE]"
             assert await on.exit_code() == 0
-
-    asyncio.run(run())
-
-
-def test_nobody_is_reset_while_processes_end_one_by_one(config: RouterConfig, redis_url: str, tmp_path: Path) -> None:
-    async def run() -> None:
-        async with served(config, redis_url, tmp_path, drain_s=60, processes=3) as on:
-            pids = await on.pids()
-            with knocking(on.url, clients=6) as knock:
-                async with on.send() as answer:
-                    await wait_for_async(lambda: knock.statuses[200] > 20)
-                    for pid in (*pids, on.process.pid):  # as a supervisor does that signals all of them
-                        os.kill(pid, signal.SIGTERM)
-                    await wait_for_async(lambda: sum(map(is_gone, pids)) == 2)
-                    told = knock.statuses[503]
-                    await wait_for_async(lambda: knock.statuses[503] > told + 20)
-                    assert knock.refused == 0, "the port is open as long as there is an answer to complete"
-                    on.script.step_s = 0.0
-                    assert (await events(answer))[-1] == "[DONE]"
-                assert await on.exit_code() == 0
-            assert knock.broken == []
-            assert set(knock.statuses) == {200, 503}
-            assert knock.refused == 6
-
-    asyncio.run(run())
+        assert knock.broken == []
+        assert set(knock.statuses) == {200, 503}
+        assert knock.refused == 6
 
 
 def test_who_sends_much_while_it_stops_reads_why_it_is_refused(
@@ -264,26 +254,22 @@ def test_who_sends_much_while_it_stops_reads_why_it_is_refused(
     asyncio.run(run())
 
 
-def test_a_stop_does_not_wait_for_uploads_that_are_refused(
+async def test_a_stop_does_not_wait_for_uploads_that_are_refused(
     config: RouterConfig, redis_url: str, tmp_path: Path
 ) -> None:
     """One is begun after the other, and none ends."""
-
-    async def run() -> None:
-        async with served(config, redis_url, tmp_path, drain_s=600) as on, asyncio.TaskGroup() as group:
-            address = on.url.removeprefix("http://").rsplit(":", 1)
-            async with on.send() as answer:
-                await on.stop()
-                reader, writer = await begin_upload(address)
-                others = group.create_task(begin_uploads(address))
-                on.script.step_s = 0.0
-                assert (await events(answer))[-1] == "[DONE]"
-            assert (await asyncio.wait_for(reader.read(), PATIENCE_S)).startswith(b"HTTP/1.1 503 ")
-            assert await on.exit_code() == 0
-            others.cancel()
-            writer.close()
-
-    asyncio.run(run())
+    async with served(config, redis_url, tmp_path, drain_s=600) as on, asyncio.TaskGroup() as group:
+        address = on.url.removeprefix("http://").rsplit(":", 1)
+        async with on.send() as answer:
+            await on.stop()
+            reader, writer = await begin_upload(address)
+            others = group.create_task(begin_uploads(address))
+            on.script.step_s = 0.0
+            assert (await events(answer))[-1] == "[DONE]"
+        assert (await asyncio.wait_for(reader.read(), PATIENCE_S)).startswith(b"HTTP/1.1 503 ")
+        assert await on.exit_code() == 0
+        others.cancel()
+        writer.close()
 
 
 async def begin_upload(address: list[str]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -304,17 +290,14 @@ async def begin_uploads(address: list[str]) -> None:
 
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_ends_it_at_once(
+async def test_a_second_signal_ends_it_at_once(
     config: RouterConfig, redis_url: str, tmp_path: Path, second: signal.Signals, processes: int
 ) -> None:
-    async def run() -> None:
-        whole = served(config, redis_url, tmp_path, drain_s=600, processes=processes)
-        async with whole as on, on.send() as answer:
-            on.script.step_s = 600.0
-            await on.stop()
-            on.process.send_signal(second)
-            assert await on.exit_code() == -second
-            with pytest.raises(httpx.HTTPError):
-                await events(answer)
-
-    asyncio.run(run())
+    whole = served(config, redis_url, tmp_path, drain_s=600, processes=processes)
+    async with whole as on, on.send() as answer:
+        on.script.step_s = 600.0
+        await on.stop()
+        on.process.send_signal(second)
+        assert await on.exit_code() == -second
+        with pytest.raises(httpx.HTTPError):
+            await events(answer)

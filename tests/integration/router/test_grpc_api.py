@@ -1,7 +1,5 @@
 """gRPC gives the same tokens and the same complaints as HTTP."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from typing import Any
 

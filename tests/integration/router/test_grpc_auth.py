@@ -1,7 +1,5 @@
 """The gRPC API: a client without a key is refused unread, and the size of a message is bounded before it is decoded."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import time

@@ -1,7 +1,5 @@
 """Every parameter means the same over gRPC as over HTTP: to workers, and in what clients are shown."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import grpc
@@ -10,8 +8,8 @@ import pytest
 
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
-from tests.integration.router.grpc_answers import Whole, completion, responses
 from tests.integration.router.house import RouterHarness
+from tests.integration.router.transcript import Whole, completion, responses
 
 PROMPT = "Return a list of the"
 NOISY = {"temperature": 1.5, "seed": 11}

@@ -1,7 +1,5 @@
 """A tenant's storage is bounded and refused by name; other tenants, and requests that store nothing, go on."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator
@@ -16,7 +14,7 @@ from tandem.core.api_keys import KeyWish, Scope, draw
 from tandem.core.config import StoreSection
 from tandem.core.desired import DesiredState, Pool
 from tandem.core.errors import UnavailableError
-from tandem.core.lifecycle import RoleName
+from tandem.core.state_enums import RoleName
 from tandem.statestore.connection import connect
 from tandem.statestore.embedded_redis import PrivateRedis
 from tandem.statestore.keys import Keys

@@ -1,7 +1,5 @@
 """API keys over both APIs and the admin port: access, visible data, and the messages."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Long, large or cross-origin work: done beside the event loop, bounded, or refused."""
 
-from __future__ import annotations
-
 import json
 import threading
 from dataclasses import replace
@@ -13,7 +11,8 @@ import pytest
 from tandem.router.api.http import app, body_parser
 from tandem.router.api.http.openapi import document
 from tandem.router.dispatch import readiness
-from tandem.router.serving.request_parser import MAX_ANSWER_SCORES, MAX_MESSAGES, ApiRequest
+from tandem.router.dispatch.inflight_request import GenerationRequest
+from tandem.router.serving.request_parser import MAX_ANSWER_SCORES, MAX_MESSAGES
 from tandem.router.tokenization.tokenizer import LONG_TOKENS
 from tests.integration.router.house import ADMIN_KEY, Build, RouterHarness
 from tests.integration.router.scripted_worker import Script
@@ -176,8 +175,11 @@ def test_what_is_told_again_in_a_stored_response_has_a_length(
 
 
 def test_without_a_limit_an_answer_is_as_long_as_its_log_probabilities_may_be(shared: RouterHarness) -> None:
-    ask = ApiRequest(
-        api="chat", model="tiny", messages=({"role": "user", "content": "Hi"},), sampling={"n": 16, "logprobs": 20}
+    ask = GenerationRequest(
+        api="chat",
+        served_model="tiny",
+        messages=({"role": "user", "content": "Hi"},),
+        options={"n": 16, "logprobs": 20},
     )
 
     def tokens(**more: Any) -> int:
@@ -186,4 +188,4 @@ def test_without_a_limit_an_answer_is_as_long_as_its_log_probabilities_may_be(sh
 
     assert tokens(is_whole=True) == MAX_ANSWER_SCORES // 16 // 21
     assert tokens() > 4000
-    assert tokens(is_whole=True, sampling={"n": 16}) == tokens()
+    assert tokens(is_whole=True, options={"n": 16}) == tokens()

@@ -1,7 +1,5 @@
 """Links follow the registry and trust only the incarnation that it names."""
 
-from __future__ import annotations
-
 import concurrent.futures
 from collections.abc import Sequence
 
@@ -9,7 +7,7 @@ import httpx
 import pytest
 
 from tandem.core.ids import WorkerId, new_incarnation
-from tandem.core.protocol_version import STREAM_VERSION
+from tandem.core.version import STREAM_VERSION
 from tandem.router.workers.connection import WorkerLink
 from tandem.router.workers.proto_convert import TokenChunk
 from tests.integration.router.house import Build, RouterHarness, ask

@@ -1,7 +1,5 @@
 """Several models behind one API: requests go to workers of the model that they name, with its own tokenizer."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The `openai` client reads every kind of answer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

@@ -1,7 +1,5 @@
 """A short slice of `make proof NAME=api`: schemathesis against a router with scripted workers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import httpx

@@ -1,7 +1,5 @@
 """Names of workers, models, events and answers are shown by the page in a real Chromium as text, inside its frame."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

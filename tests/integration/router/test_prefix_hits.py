@@ -1,7 +1,5 @@
 """Expected prefix hits on workers that just got prompts, and the count of the hits really found."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import json
 

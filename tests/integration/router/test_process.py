@@ -1,7 +1,5 @@
 """The router as a process: a real Redis, real signals, and one line of words when it cannot start."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -19,10 +17,10 @@ import pytest
 from tandem.core.config import RouterConfig, RouterSection
 from tandem.core.desired import DesiredState, Pool
 from tandem.core.ids import WorkerId
-from tandem.core.lifecycle import RoleName
 from tandem.core.secret import ClusterSecret
+from tandem.core.state_enums import RoleName
 from tandem.statestore.connection import connect
-from tandem.statestore.index.lease import WorkerLease
+from tandem.statestore.index.member_lease import WorkerLease
 from tandem.statestore.keys import Keys
 from tandem.statestore.stores.desired import DesiredStateStore
 from tests.integration.router.house import ADMIN_KEY

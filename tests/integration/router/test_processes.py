@@ -1,7 +1,5 @@
 """A router of several processes on one port, and TLS: real processes, real sockets, a real Redis."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -24,15 +22,15 @@ from tandem.core.clock import MonotonicClock
 from tandem.core.config import RouterConfig, RouterSection, ServedModel
 from tandem.core.errors import StartupError
 from tandem.core.ids import WorkerId
-from tandem.core.lifecycle import RoleName
 from tandem.core.secret import ClusterSecret
-from tandem.router.admin.replicated_settings import ReplicatedSettings
+from tandem.core.state_enums import RoleName
+from tandem.router.admin.multiprocess_admin import ReplicatedSettings
 from tandem.router.server import multiprocess
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
 from tandem.statestore.connection import connect
 from tandem.statestore.embedded_redis import PrivateRedis
-from tandem.statestore.index.lease import WorkerLease
+from tandem.statestore.index.member_lease import WorkerLease
 from tandem.statestore.keys import Keys
 from tests.integration.router.house import ADMIN_KEY, MODEL
 from tests.integration.router.router_process import is_gone, register_and_beat, start
@@ -79,23 +77,19 @@ async def worker(config: RouterConfig) -> AsyncIterator[ScriptedWorker]:
         await redis.aclose()
 
 
-def test_a_process_that_does_not_get_to_listen_is_ended_so_that_it_can_be_started_again(
+async def test_a_process_that_does_not_get_to_listen_is_ended_so_that_it_can_be_started_again(
     config: RouterConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(multiprocess, "READY_S", 0.05)  # no interpreter starts in that
-
-    async def run() -> None:
-        late = multiprocess.Process(config, 0, ReplicatedSettings(), MonotonicClock())
-        with pytest.raises(StartupError, match="did not listen"):
-            await late.start()
-        async with asyncio.timeout(PATIENCE_S):
-            assert await late.ended() == -signal.SIGKILL
-        monkeypatch.setattr(multiprocess, "READY_S", PATIENCE_S)
+    late = multiprocess.Process(config, 0, ReplicatedSettings(), MonotonicClock())
+    with pytest.raises(StartupError, match="did not listen"):
         await late.start()
-        assert late.part is not None
-        await late.stop()
-
-    asyncio.run(run())
+    async with asyncio.timeout(PATIENCE_S):
+        assert await late.ended() == -signal.SIGKILL
+    monkeypatch.setattr(multiprocess, "READY_S", PATIENCE_S)
+    await late.start()
+    assert late.part is not None
+    await late.stop()
 
 
 @asynccontextmanager

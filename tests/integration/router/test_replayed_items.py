@@ -1,8 +1,6 @@
 """Items that servers sent come back as the `openai` client repeats them: what a model reads of them, what is kept, and
 which are refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,7 +21,7 @@ from openai.types.responses.response_output_text import AnnotationURLCitation, L
 from openai.types.responses.response_reasoning_item import Content, Summary
 from pydantic import BaseModel, TypeAdapter
 
-from tandem.router.api.http.response_models_storage import InputItemList
+from tandem.router.api.http.response_models import InputItemList
 from tandem.router.tokenization.tokenizer import Tokenizer
 from tandem.statestore.embedded_redis import PrivateRedis
 from tests.integration.router.house import MODEL, TINY, RouterHarness, builder

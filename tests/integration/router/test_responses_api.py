@@ -1,7 +1,5 @@
 """The `openai` client uses the Responses API: whole, streamed, continued, kept, deleted; and what goes wrong."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from typing import Any

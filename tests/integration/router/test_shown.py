@@ -1,7 +1,5 @@
 """Parts of answers besides new text: echoed prompts, log-probabilities of prompts, token ids, the best of several."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

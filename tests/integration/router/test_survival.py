@@ -1,7 +1,5 @@
 """Failing worker × time × kind of request: with a spare worker of that role the client gets the undisturbed answer."""
 
-from __future__ import annotations
-
 import concurrent.futures
 from collections.abc import Iterator
 from dataclasses import replace

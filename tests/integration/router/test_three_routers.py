@@ -1,7 +1,5 @@
 """Three routers on one Redis find as many prefixes as one: each sees published blocks, and the others' dispatches."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections import OrderedDict
@@ -14,7 +12,7 @@ from tandem.core.block_hash import BlockHash
 from tandem.core.clock import ManualClock
 from tandem.core.config import Disaggregation
 from tandem.core.ids import Incarnation, WorkerId, new_incarnation
-from tandem.core.lifecycle import RoleName
+from tandem.core.state_enums import RoleName
 from tandem.router.routing.plan import Candidate, Job
 from tandem.router.routing.policies.cost import CostPolicy
 from tandem.router.workers.prefix_lookup import PrefixFinder

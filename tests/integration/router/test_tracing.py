@@ -1,7 +1,5 @@
 """Traces as a receiver gets them: one tree a call, with any outcome, and nothing that a client sent in it."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import json
 import logging

@@ -1,7 +1,5 @@
 """A real server for every test, conditions to wait for instead of times, and a worker as its host would run it."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
@@ -55,7 +53,7 @@ class HostedWorker:
     """Lease and publisher of one worker; beats quickly and registers anew when it learns that the lease is lost. Where
     it does not beat, the lease lasts as long as a test may."""
 
-    def __init__(self, redis: Redis, keys: Keys, name: str, *, lease_s: float = 60.0, **options: Any) -> None:
+    def __init__(self, redis: Any, keys: Keys, name: str, *, lease_s: float = 60.0, **options: Any) -> None:
         self.id = WorkerId(name)
         self.incarnation = new_incarnation()
         self.is_registered = False
@@ -119,6 +117,12 @@ def running() -> Running:
 @pytest.fixture
 def client() -> Callable[[str], AbstractAsyncContextManager[Redis]]:
     return _client
+
+
+@pytest.fixture
+def redis(server: PrivateRedis) -> AbstractAsyncContextManager[Redis]:
+    """A client of the server, while a test runs."""
+    return _client(server.url)
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """The private server: starts, keeps its data, hides its password, and never outlives its parent."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """Redis has reached its maxmemory: what clients leave is refused, and everything that the cluster lives by goes on."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,9 +15,9 @@ from tandem.core.desired import DesiredState, Pool
 from tandem.core.errors import UnavailableError
 from tandem.core.events import ClusterEvent, EventKind
 from tandem.core.ids import Incarnation, new_incarnation
-from tandem.core.lifecycle import RoleName
+from tandem.core.state_enums import RoleName
 from tandem.statestore.embedded_redis import PrivateRedis
-from tandem.statestore.index.lease import RouterLease
+from tandem.statestore.index.member_lease import RouterLease
 from tandem.statestore.index.registry import RegistryWatcher
 from tandem.statestore.keys import Keys, Member
 from tandem.statestore.records import RouterRecord
@@ -63,16 +61,10 @@ def response(number: int, size: int) -> StoredResponse:
     return StoredResponse(id=f"resp_{number}", tenant="t", body=b"b" * size, items=b"[]", turn=b"[]")
 
 
-def go(server: PrivateRedis, client: Any, scenario: Any) -> None:
-    async def whole() -> None:
-        async with client(server.url) as redis:
-            await scenario(redis)
-
-    asyncio.run(whole())
-
-
-def test_leases_of_workers_hold_and_new_ones_are_seen(full: PrivateRedis, client: Any, hosted_worker: Any) -> None:
-    async def scenario(redis: Any) -> None:
+async def test_leases_of_workers_hold_and_new_ones_are_seen(
+    full: PrivateRedis, client: Any, hosted_worker: Any
+) -> None:
+    async with client(full.url) as redis:
         worker = hosted_worker(redis, KEYS, "w1", lease_s=LEASE_S)
         await worker.register()
         for _ in range(3):
@@ -95,11 +87,9 @@ def test_leases_of_workers_hold_and_new_ones_are_seen(full: PrivateRedis, client
         assert await router.beat()
         assert await worker.lease.deregister()
 
-    go(full, client, scenario)
 
-
-def test_keys_are_made_and_revoked(full: PrivateRedis, client: Any) -> None:
-    async def scenario(redis: Any) -> None:
+async def test_keys_are_made_and_revoked(full: PrivateRedis, client: Any) -> None:
+    async with client(full.url) as redis:
         store = ApiKeyStore(redis, KEYS)
         _, key = draw(KeyWish(tenant="a", scopes=(Scope.INFER,)), 1000)
         await store.add(key)
@@ -107,21 +97,17 @@ def test_keys_are_made_and_revoked(full: PrivateRedis, client: Any) -> None:
         assert await store.revoke(key.id, 2000.0)
         assert (await store.all(), await store.revoked()) == ([], [key.id])
 
-    go(full, client, scenario)
 
-
-def test_budgets_count_for_all_routers(full: PrivateRedis, client: Any) -> None:
-    async def scenario(redis: Any) -> None:
+async def test_budgets_count_for_all_routers(full: PrivateRedis, client: Any) -> None:
+    async with client(full.url) as redis:
         store = BudgetStore(redis, KEYS)
         budget = BudgetSection(requests_per_minute=6)
         assert await store.spend("t", budget, Charge(requests=1, tokens=1)) == 0.0
         assert await store.spend("t", budget, Charge(requests=1, tokens=1)) > 0.0
 
-    go(full, client, scenario)
 
-
-def test_the_desired_state_changes_and_events_are_kept(full: PrivateRedis, client: Any) -> None:
-    async def scenario(redis: Any) -> None:
+async def test_the_desired_state_changes_and_events_are_kept(full: PrivateRedis, client: Any) -> None:
+    async with client(full.url) as redis:
         desired, events = DesiredStateStore(redis, KEYS), ClusterEventStore(redis, KEYS, max_events=3)
         pool = Pool(name="m", model="x", role=RoleName.MIXED, count=1)
         first = DesiredState(version=1, pools=(pool,)).filled()
@@ -133,22 +119,18 @@ def test_the_desired_state_changes_and_events_are_kept(full: PrivateRedis, clien
         await events.append(happened)
         assert [event for _, event in await events.last(9)] == happened[2:]
 
-    go(full, client, scenario)
 
-
-def test_one_router_owns_batches(full: PrivateRedis, client: Any) -> None:
-    async def scenario(redis: Any) -> None:
+async def test_one_router_owns_batches(full: PrivateRedis, client: Any) -> None:
+    async with client(full.url) as redis:
         lease = OwnerLease(redis, KEYS.batch_owner, LEASE_S)
         assert await lease.hold(Incarnation(7))
         assert await lease.hold(Incarnation(7))
         assert not await lease.hold(Incarnation(8))
         assert await lease.release(Incarnation(7))
 
-    go(full, client, scenario)
 
-
-def test_what_clients_leave_is_refused_and_deleting_makes_room(full: PrivateRedis, client: Any) -> None:
-    async def scenario(redis: Any) -> None:
+async def test_what_clients_leave_is_refused_and_deleting_makes_room(full: PrivateRedis, client: Any) -> None:
+    async with client(full.url) as redis:
         responses, files, batches = (
             ResponseStore(redis, KEYS, 1000.0, 1 << 40),
             FileStore(redis, KEYS),
@@ -172,5 +154,3 @@ def test_what_clients_leave_is_refused_and_deleting_makes_room(full: PrivateRedi
         assert await responses.kept_bytes("t") < before - 600_000
         assert await responses.save(response(1_000_000, 100))
         assert await files.begin(file, 1 << 40)
-
-    go(full, client, scenario)

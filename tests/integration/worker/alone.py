@@ -1,7 +1,5 @@
 """One worker of one or more ranks as real processes, and how it ends."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator
@@ -9,8 +7,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from tandem.core.lifecycle import RoleName
 from tandem.core.secret import ClusterSecret
+from tandem.core.state_enums import RoleName
 from tandem.statestore.embedded_redis import PrivateRedis
 from tests.integration.worker.pair import RunningWorker, start_worker
 
@@ -24,8 +22,7 @@ async def worker_of(folder: Path, tp: int, **settings: Any) -> AsyncIterator[Run
     ends."""
     secret = ClusterSecret.generate()
     secret.save(folder / "secret")
-    redis = PrivateRedis.start(folder / "redis", "test-password")
-    try:
+    with PrivateRedis.start(folder / "redis", "test-password") as redis:
         worker = await start_worker(folder, "m0", RoleName.MIXED, redis.url, tp=tp, **settings)
         async with asyncio.TaskGroup() as tasks:
             await worker.open(secret, tasks)
@@ -33,8 +30,6 @@ async def worker_of(folder: Path, tp: int, **settings: Any) -> AsyncIterator[Run
             await worker.close()
         await asyncio.wait_for(worker.process.wait(), 60)
         worker.process._transport.close()  # type: ignore[attr-defined]
-    finally:
-        redis.stop()
 
 
 async def last_words(worker: RunningWorker) -> str:

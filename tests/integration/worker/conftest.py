@@ -39,7 +39,6 @@ def sim_loopback(folder: Path) -> Iterator[Loopback]:
 def trio(folder: Path) -> Iterator[Trio]:
     """d0 holds the prompt's 37 full blocks; d1 wants them; p0 and d2 are there too."""
     made = Trio(folder, ("p0", "d0", "d1", "d2"))
-    made.submit("before", PROMPT, "d0")
-    made.run_until_rest()
+    made.serve("before", PROMPT, "d0")
     yield made
     made.close()

@@ -1,8 +1,6 @@
 """`python -m tests.integration.worker.drop_program KIND ROUNDS`: make, use and drop an engine pair, a host's service or
 a router, and print the resident memory of this process after each round, in MiB, as JSON."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

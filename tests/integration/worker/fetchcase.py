@@ -1,7 +1,5 @@
 """One fetch among four simulated workers, and a gate that keeps it between two of its frames for as long as needed."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 
@@ -13,9 +11,8 @@ from tandem.core.lease_timing import LEASE_S
 from tandem.kvtransfer.jobs import Control, FrameWriter, Push
 from tandem.kvtransfer.leases import SAY_EVERY_S
 from tandem.kvtransfer.transports.base import Link
-from tests.integration.worker.crowd import BLOCK_BYTES
 from tests.integration.worker.loopback import Rank
-from tests.integration.worker.trio import Trio
+from tests.integration.worker.trio import BLOCK_BYTES, Trio
 
 PROMPT = [(7 * i * i + 31 * i) % 4000 + 10 for i in range(600)]
 HELD = 592
@@ -45,8 +42,7 @@ def lease_passes(trio: Trio) -> None:
     """Long enough for everything that one end forgot to be forgotten at the other."""
     for _ in range(8):
         trio.clock.skip((SAY_EVERY_S + LEASE_S) / 4)
-        for _ in range(4):
-            trio.turn()
+        trio.turn(4)
 
 
 class FrameGate:
@@ -70,15 +66,18 @@ class FrameGate:
     def open(self) -> None:
         self._open.set()
 
-    def wait_mid_copy(self, trio: Trio) -> None:
-        """Wait until d1 has some bytes of the holder's, and not all."""
-        receiver = trio["d1"].context.receiver
-        trio.run_until(lambda: any(one.bytes > 0 for one in receiver.transfers()))
-        (landed,) = [one.bytes for one in receiver.transfers()]
-        assert 0 < landed < HELD // 16 * BLOCK_BYTES
-
     def _hold_back(self, job: Push) -> None:
         for _ in range(int(GATE_LIMIT_S / POLL_S)):
             if not job.outgoing.can_move_bytes or self._open.wait(POLL_S):
                 return
         raise AssertionError(f"the gate stayed closed for {GATE_LIMIT_S:g} s")
+
+
+def fetch_mid_copy(trio: Trio, monkeypatch: pytest.MonkeyPatch, *sources: str) -> FrameGate:
+    """Begin the fetch, and stop it when d1 has some bytes of the holder's and not all, until the gate opens."""
+    gate, receiver = FrameGate(trio["d0"], monkeypatch), trio["d1"].context.receiver
+    fetch(trio, *sources)
+    trio.run_until(lambda: any(one.bytes > 0 for one in receiver.transfers()))
+    (landed,) = [one.bytes for one in receiver.transfers()]
+    assert 0 < landed < HELD // 16 * BLOCK_BYTES
+    return gate

@@ -3,8 +3,6 @@
 What hosts would carry is carried by hand, so a test can look into both pools, drop or reorder messages, and stop time.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -15,20 +13,20 @@ from tandem.core import kv_compatibility
 from tandem.core.clock import MonotonicClock
 from tandem.core.config import WorkerConfig, WorkerSection
 from tandem.core.ids import WorkerId, new_incarnation
-from tandem.core.lifecycle import RoleName
 from tandem.core.secret import ClusterSecret
+from tandem.core.state_enums import RoleName
 from tandem.kvtransfer.host_id import host_id
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
-from tandem.worker.loading import kv_profile, load_engine, open_transfer_ends
+from tandem.worker.engine_loading import kv_profile, load_engine, open_transfer_ends
 from tandem.worker.rank import create_role
-from tandem.workercore.heartbeat_page import Pulse
+from tandem.workercore.heartbeat import Pulse
 from tandem.workercore.inbox import Inbox
 from tandem.workercore.message_ring import RingHandle, RingReader, RingWriter
 from tandem.workercore.outbox import Outbox
 from tandem.workercore.requests import RequestTable
-from tandem.workercore.role import RoleContext
+from tandem.workercore.role_interface import RoleContext
 from tandem.workercore.step_loop import StepLoop
 
 
@@ -102,7 +100,7 @@ class Rank:
 
     def check_baseline(self) -> None:
         """Nothing is held: every block is free or cached."""
-        self.context.engine.check_integrity()
+        self.context.engine.scheduler.check_integrity()
         for ledger in self.context.engine.ledgers:
             assert ledger.holders() == {}, ledger.holders()
 

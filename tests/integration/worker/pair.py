@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import shutil
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,9 +18,9 @@ from tandem.core.call_proof import STREAM, CallProof, stream_target
 from tandem.core.clock import MonotonicClock
 from tandem.core.config import WorkerConfig, WorkerSection
 from tandem.core.config_loader import dump
-from tandem.core.lifecycle import RoleName
 from tandem.core.parent_death_signal import tied
 from tandem.core.secret import ClusterSecret
+from tandem.core.state_enums import RoleName
 from tandem.router.workers import proto_convert as router_wire
 from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
@@ -105,6 +106,16 @@ class RunningWorker:
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 return
             await asyncio.sleep(0.5)
+
+
+def shape_in(folder: Path, **changes: Any) -> Path:
+    """Copy the bundled model without its weights; `changes` are to its config. Returns the folder, which is made."""
+    folder.mkdir()
+    for name in ("generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(MODEL / name, folder / name)
+    config = json.loads((MODEL / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    return folder
 
 
 async def start_worker(

@@ -16,8 +16,8 @@ import grpc.aio
 
 from tandem.core.ids import Incarnation, WorkerId
 from tandem.core.lease_timing import PROOF_OF_LIFE
-from tandem.core.protocol_version import STREAM_VERSION
 from tandem.core.secret import ClusterSecret
+from tandem.core.version import STREAM_VERSION
 from tandem.kvtransfer.wire import profile_to_wire
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w

@@ -1,7 +1,5 @@
 """A rank with a step loop that never releases the interpreter: none of its other threads runs any more."""
 
-from __future__ import annotations
-
 import ctypes
 import sys
 

@@ -1,7 +1,5 @@
 """A served pair that stands still as soon as a request has come to a given point, and goes on when it is released."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable
 

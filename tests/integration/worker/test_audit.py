@@ -1,9 +1,6 @@
 """`clusterctl kv audit` against a real router with real ranks behind it: clean under load, leaks named, fences kept."""
 
-from __future__ import annotations
-
 import json
-import shutil
 import sys
 import threading
 from collections.abc import Iterator
@@ -20,7 +17,7 @@ from tandem.core.ids import Attempt, BlockId, GroupId, RequestId, TransferId, Wo
 from tandem.core.ledger import Holder, HoldKind
 from tandem.kvtransfer.ticket import GroupBlocks, Ticket
 from tests.integration.router.house import ADMIN_KEY, RouterHarness, builder
-from tests.integration.worker.pair import MODEL
+from tests.integration.worker.pair import shape_in
 from tests.integration.worker.rank_worker import ServedPair
 
 LEAK = Holder(HoldKind.RESERVED, "chatcmpl-lost#1/4711")
@@ -63,10 +60,7 @@ class Setting:
 
 @pytest.fixture
 def setting(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Setting]:
-    shape = folder / "tandem-tiny"
-    shape.mkdir()
-    for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(MODEL / name, shape / name)
+    shape = shape_in(folder / "tandem-tiny")
     ranks = folder / "ranks"
     ranks.mkdir()
     with builder(folder) as build:
@@ -150,11 +144,11 @@ def test_a_hold_that_changes_hands_between_the_looks_is_no_leak(setting: Setting
         ledger.allocate(LEAK, 3)
 
     from tandem.clusterctl.admin_client import AdminClient
-    from tandem.clusterctl.kv import kv
+    from tandem.clusterctl.kv import audit
 
     with AdminClient(setting.house.admin_url, setting.key_file) as admin:
-        findings = kv.run(admin, 0.1, sleep=lambda _: setting.pair.call(renew))
-    assert kv.exit_code(findings) == 0
+        findings = audit.run(admin, 0.1, sleep=lambda _: setting.pair.call(renew))
+    assert audit.exit_code(findings) == 0
 
 
 def test_repair_releases_what_is_fenced_and_prints_it(setting: Setting) -> None:
@@ -197,10 +191,10 @@ def test_repair_is_refused_for_what_is_known_or_not_the_same(setting: Setting) -
     (hold,) = setting.records("--wait", "0")[1]["unexplained"]
     for change, why in (
         ({"incarnation": "17"}, "this worker is now"),
-        ({"since_s": hold["since_s"] + 1}, "nobody holds these blocks under this name"),
-        ({"blocks": hold["blocks"][:2]}, "nobody holds these blocks under this name"),
-        ({"kind": "nonsense"}, "nobody holds these blocks under this name"),
-        ({"group": 9}, "nobody holds these blocks under this name"),
+        ({"since_s": hold["since_s"] + 1}, "no holder of this name has had these blocks"),
+        ({"blocks": hold["blocks"][:2]}, "no holder of this name has had these blocks"),
+        ({"kind": "nonsense"}, "no holder of this name has had these blocks"),
+        ({"group": 9}, "no holder of this name has had these blocks"),
         ({"worker": "d9"}, "the worker is not here"),
     ):
         answer = _repair(setting, [hold | change])
@@ -223,7 +217,7 @@ def test_a_dead_worker_is_named_and_ends_with_2(setting: Setting) -> None:
     code, out = setting.audit("--wait", "0.1")
     assert code == 1
     assert "not asked: d0:" in out
-    assert "not everybody could be asked" in out
+    assert "not every worker could be asked" in out
 
 
 def test_a_worker_that_stands_still_is_named(setting: Setting) -> None:
@@ -255,7 +249,7 @@ def test_before_any_worker_has_come_nobody_has_reported(
         house.start()
         code, out = _audit(house, folder / "key", monkeypatch, capsys)
     assert code == 3
-    assert out.startswith("nobody reported")
+    assert out.startswith("no worker reported")
 
 
 def _audit(

@@ -1,8 +1,5 @@
 """A client that leaves in any phase: the router forgets the request at once, both ranks give every block back."""
 
-from __future__ import annotations
-
-import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -24,7 +21,7 @@ from tests.integration.router import leaving
 from tests.integration.router.house import ADMIN_KEY, RouterHarness, builder
 from tests.integration.router.leaving import WAYS
 from tests.integration.worker.fetchcase import FrameGate
-from tests.integration.worker.pair import MODEL
+from tests.integration.worker.pair import shape_in
 from tests.integration.worker.still_pair import StillPair
 from tools.waiting import wait_for
 
@@ -73,11 +70,8 @@ class Setting:
 @pytest.fixture(scope="module")
 def setting() -> Iterator[Setting]:
     with tempfile.TemporaryDirectory(prefix="td-") as name, builder(Path(name)) as build:
-        shape, ranks = Path(name) / "tandem-tiny", Path(name) / "ranks"
-        shape.mkdir()
+        shape, ranks = shape_in(Path(name) / "tandem-tiny"), Path(name) / "ranks"
         ranks.mkdir()
-        for file in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
-            shutil.copy(MODEL / file, shape / file)
         house = build(prefill=0, decode=0, start=False, mode=Disaggregation.ALWAYS)
         pair = StillPair(ranks, shape, house.secret, engine="sim", transport="shm", chunk_tokens=64, max_step_tokens=64)
         pair.begin()

@@ -1,7 +1,5 @@
 """Dropped objects give their memory back: engines, hosts and routers, made and dropped 20 times in one process."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

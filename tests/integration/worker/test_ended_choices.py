@@ -1,7 +1,5 @@
 """A cancelled choice, in every phase of a hand-over: the others are the oracle's, nothing is held."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Ends of requests without a cancel: deadlines in every phase, a lost lease, a failed step, too few blocks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +172,7 @@ def test_evicting_a_large_pool_fits_the_ring(loopback: Loopback) -> None:
     """Block events of a whole pool leave in pieces."""
     rank = loopback.d
     for index in range(30_000):
-        rank.context.engine._space._events.append(_event(index))
+        rank.context.engine.blocks._events.append(_event(index))
     rank.loop.turn(max_wait_s=0.0)
     sizes = [len(m.events.events) for m in rank.sent if m.HasField("events")]
     assert sum(sizes) == 30_000

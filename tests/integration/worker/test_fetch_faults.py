@@ -1,7 +1,6 @@
 """Under any fault of a fetch, its request is answered, and both ends release every block."""
 
-from __future__ import annotations
-
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,15 @@ from tandem.core import metric_names as names
 from tandem.core.ids import GroupId, new_incarnation
 from tandem.core.ledger import Holder, HoldKind
 from tandem.kvtransfer.state import TransferPhase
-from tandem.router.admin.audit_join import Auditor, HoldVerdict, Judged
-from tandem.router.admin.audit_wire import books_from_wire
+from tandem.router.admin.block_hold_audit import Auditor, HoldVerdict, Judged
+from tandem.router.admin.kv_audit_handlers import books_from_wire
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.workercore import audit
 from tandem.workercore.prefix_client import CEILING_S
-from tests.integration.worker.fetchcase import HELD, PROMPT, FrameGate, ends_well, fetch, lease_passes, reasons
+from tests.integration.worker.fetchcase import HELD, PROMPT, ends_well, fetch, fetch_mid_copy, lease_passes, reasons
 from tests.integration.worker.loopback import Rank
-from tests.integration.worker.trio import Trio
+from tests.integration.worker.trio import Trio, losing
 
 TURNS = list(range(9))
 
@@ -30,8 +29,7 @@ TURNS = list(range(9))
 @pytest.mark.parametrize("turns", TURNS)
 def test_the_holder_dies(trio: Trio, turns: int) -> None:
     fetch(trio)
-    for _ in range(turns):
-        trio.turn()
+    trio.turn(turns)
     trio.gone("d0")
     ends_well(trio)
 
@@ -39,21 +37,16 @@ def test_the_holder_dies(trio: Trio, turns: int) -> None:
 @pytest.mark.parametrize("turns", TURNS)
 def test_the_requester_dies(trio: Trio, turns: int) -> None:
     fetch(trio)
-    for _ in range(turns):
-        trio.turn()
+    trio.turn(turns)
     trio.gone("d1")
-    trio.run_until_rest()
-    trio.check_baseline()
+    trio.rest_at_baseline()
 
 
 @pytest.mark.parametrize("dies", ["d0", "d1"])
 def test_death_between_two_frames(trio: Trio, monkeypatch: pytest.MonkeyPatch, dies: str) -> None:
-    gate = FrameGate(trio["d0"], monkeypatch)
-    fetch(trio)
-    gate.wait_mid_copy(trio)
+    fetch_mid_copy(trio, monkeypatch)
     trio.gone(dies)
-    trio.run_until_rest()
-    trio.check_baseline()
+    trio.rest_at_baseline()
     if dies == "d0":
         trio.check("r", PROMPT)
         assert trio.count("d1", names.FETCHES) == 0
@@ -61,11 +54,8 @@ def test_death_between_two_frames(trio: Trio, monkeypatch: pytest.MonkeyPatch, d
 
 
 def test_another_holder_takes_over(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
-    trio.submit("there", PROMPT, "d2")
-    trio.run_until_rest()
-    gate = FrameGate(trio["d0"], monkeypatch)
-    fetch(trio, "d0", "d2")
-    gate.wait_mid_copy(trio)
+    trio.serve("there", PROMPT, "d2")
+    fetch_mid_copy(trio, monkeypatch, "d0", "d2")
     trio.gone("d0")
     ends_well(trio)
     assert trio.count("d1", names.FETCHED_TOKENS) == HELD
@@ -76,8 +66,7 @@ def test_another_holder_takes_over(trio: Trio, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("end", ["d0", "d1"])
 def test_a_new_incarnation(trio: Trio, turns: int, end: str) -> None:
     fetch(trio)
-    for _ in range(turns):
-        trio.turn()
+    trio.turn(turns)
     rank = trio[end]
     older, rank.incarnation = rank.incarnation, new_incarnation()
     rank.deliver(e.HostToRank(incarnation=e.NewIncarnation(incarnation=rank.incarnation)))
@@ -85,8 +74,7 @@ def test_a_new_incarnation(trio: Trio, turns: int, end: str) -> None:
         gone = e.PeerGone(worker=end, incarnation=older, reason="closed")
         if other != end:
             trio[other].deliver(e.HostToRank(peer_gone=gone))
-    trio.run_until_rest()
-    trio.check_baseline()
+    trio.rest_at_baseline()
     if end == "d0":
         trio.check("r", PROMPT)
     else:
@@ -95,7 +83,7 @@ def test_a_new_incarnation(trio: Trio, turns: int, end: str) -> None:
 
 def test_what_an_older_incarnation_offered_is_unpinned(trio: Trio) -> None:
     """At once, with or without messages of its requester."""
-    trio.fate = lambda rank, message: int(message.WhichOneof("kind") not in ("ticket", "failed"))
+    trio.fate = losing("ticket", "failed")
     fetch(trio)
     trio.run_until(lambda: trio.has_said("d1", "ticket"))
     rank = trio["d0"]
@@ -146,7 +134,7 @@ def test_what_is_offered_is_not_evicted(trio: Trio) -> None:
     ledger, others = trio["d0"].context.engine.ledgers[0], Holder(HoldKind.REQUEST, "others")
     assert ledger.counts().pushing == HELD // 16
     assert ledger.allocate(others, ledger.available) is not None
-    trio.fate = lambda rank, message: 1
+    trio.fate = losing()
     for rank, message in kept:
         trio.deliver(rank, trio["d0"], message)
     trio.run_until(lambda: trio.count("d1", names.FETCHES) == 1)
@@ -176,38 +164,33 @@ def test_a_requester_without_room_computes(trio: Trio) -> None:
 
 def test_fetches_together_take_a_quarter(folder: Path) -> None:
     """Nine requests that each want 8 blocks more: together they reserve 32 of 128, later ones compute."""
-    trio = Trio(folder, ("d0", "d1"))
-    try:
+    with closing(Trio(folder, ("d0", "d1"))) as trio:
         prompts = [[(seed * 977 + 31 * i * i) % 4000 + 10 for i in range(140)] for seed in range(9)]
         for number, prompt in enumerate(prompts):
-            trio.submit(f"w{number}", prompt, "d0")
-        trio.run_until_rest()
-        trio.fate = lambda rank, message: int(not message.HasField("ticket"))
+            trio.serve(f"w{number}", prompt, "d0")
+        trio.fate = losing("ticket")
         for number, prompt in enumerate(prompts):
             trio.submit(f"r{number}", prompt, "d1", sources=[("d0", 128)])
         trio.run_until(lambda: all(len(trio.got[f"r{number}"]) == 4 for number in range(4, 9)))
         assert trio["d1"].context.engine.ledgers[0].counts().reserved == 32
-        trio.fate = lambda rank, message: 1
+        trio.fate = losing()
         trio.clock.skip(CEILING_S)
         trio.run_until_rest()
         for number, prompt in enumerate(prompts):
             trio.check(f"r{number}", prompt)
-    finally:
-        trio.close()
 
 
 def test_a_holder_pins_one_supply_or_a_quarter(trio: Trio) -> None:
     """A request fetches 37 of 128 blocks: another prompt's are offered when they are sent, not before."""
     other = PROMPT[::-1]
-    trio.submit("other", other, "d0")
-    trio.run_until_rest()
-    trio.fate = lambda rank, message: int(not message.HasField("ticket"))
+    trio.serve("other", other, "d0")
+    trio.fate = losing("ticket")
     fetch(trio)
     trio.run_until(lambda: trio.has_said("d1", "ticket"))
     trio.submit("s", other, "d2", sources=[("d0", HELD)])
     trio.run_until(lambda: len(trio.got["s"]) == 4)
     assert reasons(trio, "d2") == {"refused"}
-    trio.fate = lambda rank, message: 1
+    trio.fate = losing()
     trio.clock.skip(CEILING_S)
     ends_well(trio)
     trio.check("s", other)
@@ -219,29 +202,22 @@ def test_a_holder_pins_one_supply_or_a_quarter(trio: Trio) -> None:
 @pytest.mark.parametrize("turns", TURNS)
 def test_cancel_at_any_turn(trio: Trio, turns: int) -> None:
     fetch(trio)
-    for _ in range(turns):
-        trio.turn()
+    trio.turn(turns)
     trio.cancel("r")
-    trio.run_until_rest()
-    trio.check_baseline()
+    trio.rest_at_baseline()
 
 
 def test_cancel_between_two_frames(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = FrameGate(trio["d0"], monkeypatch)
-    fetch(trio)
-    gate.wait_mid_copy(trio)
+    fetch_mid_copy(trio, monkeypatch)
     trio.cancel("r")
-    trio.run_until_rest()
-    trio.check_baseline()
+    trio.rest_at_baseline()
     assert trio["d1"].context.engine.ledgers[0].counts().cached == 0, "what was not verified is no cache"
 
 
 def test_a_late_fetch_is_fenced_before_its_blocks_go_back(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
     """The holder is not informed, and goes on pushing into blocks that belong to others by then."""
-    gate = FrameGate(trio["d0"], monkeypatch)
-    trio.fate = lambda rank, message: int(not message.HasField("failed"))
-    fetch(trio)
-    gate.wait_mid_copy(trio)
+    trio.fate = losing("failed")
+    gate = fetch_mid_copy(trio, monkeypatch)
     transfer = trio["d1"].context.receiver.transfers()[0].transfer
     trio.clock.skip(CEILING_S)
     trio.run_until(lambda: reasons(trio) == {"late"})
@@ -256,14 +232,12 @@ def test_a_late_fetch_is_fenced_before_its_blocks_go_back(trio: Trio, monkeypatc
 
 @pytest.mark.parametrize("turns", TURNS[1:6])
 def test_its_deadline_passes(trio: Trio, turns: int) -> None:
-    trio.fate = lambda rank, message: int(not message.HasField("ticket"))
+    trio.fate = losing("ticket")
     fetch(trio)
-    for _ in range(turns):
-        trio.turn()
+    trio.turn(turns)
     for tracked in trio["d1"].context.requests.all():
         tracked.deadline_s = 0.0
-    trio.run_until_rest()
-    trio.check_baseline()
+    trio.rest_at_baseline()
     assert [failure.code for failure in trio.failed["r"]] == ["deadline_exceeded"]
 
 
@@ -280,12 +254,11 @@ def test_half_of_a_short_deadline_is_left_to_compute(trio: Trio) -> None:
 
 
 def test_a_router_that_left(trio: Trio) -> None:
-    trio.fate = lambda rank, message: int(not message.HasField("ticket"))
+    trio.fate = losing("ticket")
     fetch(trio)
     trio.run_until(lambda: trio.has_said("d1", "ticket"))
     trio["d1"].deliver(e.HostToRank(router_gone=e.RouterGone(router="test")))
-    trio.run_until_rest()
-    trio.check_baseline()
+    trio.rest_at_baseline()
 
 
 # ---- bytes ---------------------------------------------------------------------------------------------------------
@@ -303,9 +276,7 @@ def test_a_wrong_byte_on_the_wire_is_not_used(trio: Trio, monkeypatch: pytest.Mo
 
 
 def test_the_link_breaks_between_two_frames(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = FrameGate(trio["d0"], monkeypatch)
-    fetch(trio)
-    gate.wait_mid_copy(trio)
+    fetch_mid_copy(trio, monkeypatch)
     trio["d0"].context.sender._fail_all(lambda opened: True, "the link is down")  # type: ignore[attr-defined]
     ends_well(trio)
     assert trio.count("d1", names.FETCHES) == 0
@@ -325,9 +296,7 @@ def judge(trio: Trio) -> list[Judged]:
 
 
 def test_the_audit_explains_every_hold_of_a_fetch(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = FrameGate(trio["d0"], monkeypatch)
-    fetch(trio)
-    gate.wait_mid_copy(trio)
+    gate = fetch_mid_copy(trio, monkeypatch)
     for _ in range(20):
         trio.turn()
         judged = judge(trio)
@@ -347,8 +316,7 @@ def test_the_audit_explains_every_hold_of_a_fetch(trio: Trio, monkeypatch: pytes
 @pytest.mark.parametrize("end", ["d0", "d1"])
 def test_nothing_is_done_without_a_lease(trio: Trio, turns: int, end: str) -> None:
     fetch(trio)
-    for _ in range(turns):
-        trio.turn()
+    trio.turn(turns)
     rank = trio[end]
     rank._pulse.grant(trio.clock.now_s() - 1)
     said = len(trio.said)
@@ -362,18 +330,12 @@ def test_nothing_is_done_without_a_lease(trio: Trio, turns: int, end: str) -> No
 
 @pytest.mark.parametrize("role", ["p0", "m0"])
 def test_every_role_can_ask_and_supply(folder: Path, role: str) -> None:
-    trio = Trio(folder, (role, "d0", "d1"))
-    try:
-        trio.submit("a", PROMPT, role)
-        trio.run_until_rest()
-        trio.submit("r", PROMPT, "d1", sources=[(role, HELD)])
-        trio.run_until_rest()
+    with closing(Trio(folder, (role, "d0", "d1"))) as trio:
+        trio.serve("a", PROMPT, role)
+        trio.serve("r", PROMPT, "d1", sources=[(role, HELD)])
         trio.check("r", PROMPT)
         assert trio.count("d1", names.FETCHED_TOKENS) == HELD
         trio[role].context.engine.ledgers[0].evict_cached()
-        trio.submit("s", PROMPT, role, sources=[("d1", HELD)])
-        trio.run_until_rest()
+        trio.serve("s", PROMPT, role, sources=[("d1", HELD)])
         trio.check("s", PROMPT)
         assert trio.count(role, names.FETCHED_TOKENS) == HELD
-    finally:
-        trio.close()

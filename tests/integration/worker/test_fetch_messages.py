@@ -1,7 +1,5 @@
 """Workers' messages about a fetch may be lost, late, repeated or wrong: its request is answered."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -13,14 +11,14 @@ from tandem.rpc.v1 import worker_pb2 as w
 from tandem.workercore.prefix_client import CEILING_S
 from tests.integration.worker.fetchcase import HELD, PROMPT, ends_well, fetch, lease_passes, reasons
 from tests.integration.worker.loopback import Rank
-from tests.integration.worker.trio import Trio
+from tests.integration.worker.trio import Trio, losing
 
 KINDS = ["fetch_request", "fetch_offer", "ticket"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_message_is_lost(trio: Trio, kind: str) -> None:
-    trio.fate = lambda rank, message: int(message.WhichOneof("kind") != kind)
+    trio.fate = losing(kind)
     fetch(trio)
     trio.run_until(lambda: trio.has_said("d0" if kind == "fetch_offer" else "d1", kind))
     trio.clock.skip(CEILING_S)
@@ -30,24 +28,22 @@ def test_a_message_is_lost(trio: Trio, kind: str) -> None:
 
 def test_both_ends_forget_each_other(trio: Trio) -> None:
     """Ticket and give-up are lost: the holder's pins go when the requester does not name the fetch for a lease."""
-    trio.fate = lambda rank, message: int(message.WhichOneof("kind") not in ("ticket", "failed"))
+    trio.fate = losing("ticket", "failed")
     fetch(trio)
     trio.run_until(lambda: trio.has_said("d1", "ticket"))
     trio.cancel("r")
-    for _ in range(5):
-        trio.turn()
+    trio.turn(5)
     assert trio["d0"].context.engine.ledgers[0].counts().pushing == HELD // 16
     lease_passes(trio)
     assert trio.count("d0", "transfers_forgotten") == 1
-    trio.run_until_rest()
-    trio.check_baseline()
+    trio.rest_at_baseline()
 
 
 def test_a_requester_that_is_forgotten_computes(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
     """The holder gave up, and its word was lost."""
     monkeypatch.setattr("tandem.workercore.prefix_client.FLOOR_S", 1000.0)
     monkeypatch.setattr("tandem.workercore.prefix_client.CEILING_S", 1000.0)
-    trio.fate = lambda rank, message: int(message.WhichOneof("kind") != "ticket")
+    trio.fate = losing("ticket")
     fetch(trio)
     trio.run_until(lambda: trio.has_said("d1", "ticket"))
     gone = e.PeerGone(worker="d1", incarnation=trio["d1"].incarnation, reason="a channel broke")
@@ -89,15 +85,13 @@ def test_a_message_comes_after_the_end(trio: Trio, kind: str) -> None:
     for rank, message in tickets:
         trio.deliver(rank, trio["d0"], message)
     trio.clock.skip(CEILING_S)
-    for _ in range(5):
-        trio.turn()
+    trio.turn(5)
     lease_passes(trio)
     trio.run_until_rest()
-    trio.fate = lambda rank, message: 1
+    trio.fate = losing()
     for rank, message in [*kept, *kept]:
         trio.deliver(rank, trio["d1" if rank.name == "d0" else "d0"], message)
-    trio.run_until_rest()
-    trio.check_baseline()
+    trio.rest_at_baseline()
     if kind != "failed":
         trio.check("r", PROMPT)
 
@@ -106,8 +100,7 @@ def test_late_words_about_a_fetch_do_not_touch_the_hand_over(trio: Trio) -> None
     """p0 fetches from d0 and hands over to d0: "failed" of the former is not "failed" of the latter."""
     trio.fate = lambda rank, message: 2 if message.WhichOneof("kind") in ("failed", *KINDS) else 1
     trio["d0"].context.engine.ledgers[0].evict_cached()
-    trio.submit("before2", PROMPT[:100], "d0")
-    trio.run_until_rest()
+    trio.serve("before2", PROMPT[:100], "d0")
     trio.submit("r", PROMPT, "p0", "d0", sources=[("d0", 96)])
     trio.run_until(lambda: trio.has_said("p0", "ticket"))
     ticket = next(said.ticket for who, what, said in trio.said if (who, what) == ("p0", "ticket"))
@@ -193,8 +186,7 @@ def test_questions_that_make_no_sense(trio: Trio) -> None:
     ]
     for question in questions:
         trio.deliver(d1, d0, w.PeerMessage(fetch_request=question))
-    trio.run_until_rest()
-    trio.check_baseline()
+    trio.rest_at_baseline()
     offers = [said.fetch_offer for who, what, said in trio.said if what == "fetch_offer"]
     assert [offer.fetch for offer in offers] == [1, 2, 3, 4, 5, 6, 7]
     assert [offer.tokens for offer in offers] == [0] * 7

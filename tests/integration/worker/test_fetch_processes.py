@@ -1,11 +1,7 @@
 """Fetches between real worker processes: the models' answers, ranks of any number, and a holder that is killed."""
 
-from __future__ import annotations
-
 import asyncio
-import json
 import os
-import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +12,7 @@ import pytest
 from tandem.core import metric_names as names
 from tandem.engine.sim.arithmetic import expected_tokens
 from tandem.rpc.v1 import worker_pb2 as w
-from tests.integration.worker.pair import MODEL, RunningWorker, pair, submit, tokens_of
+from tests.integration.worker.pair import RunningWorker, pair, shape_in, submit, tokens_of
 from tests.integration.worker.reference import reference
 from tools.waiting import wait_for_async, words_of
 
@@ -71,13 +67,7 @@ def test_a_conversation_of_the_model(folder: Path, transport: str) -> None:
 @pytest.mark.parametrize(("tp", "theirs"), [(1, 2), (2, 1), (4, 2)])
 def test_any_number_of_ranks(folder: Path, tmp_path: Path, tp: int, theirs: int) -> None:
     """Every rank of the holder pushes its heads to every rank of the requester that has them."""
-    shape = tmp_path / "tandem-tiny"
-    shape.mkdir()
-    for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(MODEL / name, shape / name)
-    config = json.loads((shape / "config.json").read_text())
-    (shape / "config.json").write_text(json.dumps(config | {"num_key_value_heads": 2}))
-
+    shape = shape_in(tmp_path / "tandem-tiny", num_key_value_heads=2)
     talk = two_turns(folder, model=shape, engine="sim", prefill={"tp": tp}, decode={"tp": theirs})
     first, second, counters = asyncio.run(talk)
     assert first == expected_tokens(PROMPT, 60, 4096, eos_token_ids=(1,))
@@ -86,28 +76,24 @@ def test_any_number_of_ranks(folder: Path, tmp_path: Path, tp: int, theirs: int)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_holder_that_is_killed_or_stopped(folder: Path, number: signal.Signals) -> None:
+async def test_a_holder_that_is_killed_or_stopped(folder: Path, number: signal.Signals) -> None:
     """The request computes what it cannot fetch, and the requester holds nothing for a worker that is gone."""
-
-    async def run() -> tuple[list[int], dict[str, float]]:
-        async with pair(folder, engine="sim") as (p, d):
-            await d.send(submit=submit("r1", w.LEG_FULL, p, PROMPT, max_tokens=60, ignore_eos=True))
-            answer = await tokens_of(d, "r1", 60)
-            prompt = [*PROMPT, *answer, *NEW]
+    async with pair(folder, engine="sim") as (p, d):
+        await d.send(submit=submit("r1", w.LEG_FULL, p, PROMPT, max_tokens=60, ignore_eos=True))
+        answer = await tokens_of(d, "r1", 60)
+        prompt = [*PROMPT, *answer, *NEW]
+        for pid in (d.process.pid, d.rank_pid):
+            os.kill(pid, number)
+        message = submit("r2", w.LEG_FULL, d, prompt, max_tokens=5, ignore_eos=True)
+        message.sources.append(w.PrefixSource(worker=d.ref, tokens=144))
+        await p.send(submit=message)
+        tokens = await tokens_of(p, "r2", 5)
+        counters = await told(p, lambda load: load.counters.get("requests_finished", 0) == 1 and at_rest(load))
+        if number == signal.SIGSTOP:
             for pid in (d.process.pid, d.rank_pid):
-                os.kill(pid, number)
-            message = submit("r2", w.LEG_FULL, d, prompt, max_tokens=5, ignore_eos=True)
-            message.sources.append(w.PrefixSource(worker=d.ref, tokens=144))
-            await p.send(submit=message)
-            tokens = await tokens_of(p, "r2", 5)
-            counters = await told(p, lambda load: load.counters.get("requests_finished", 0) == 1 and at_rest(load))
-            if number == signal.SIGSTOP:
-                for pid in (d.process.pid, d.rank_pid):
-                    os.kill(pid, signal.SIGCONT)
-            assert tokens == expected_tokens(prompt, 5, 4096, eos_token_ids=(1,))
-            return tokens, counters
-
-    _, counters = asyncio.run(run())
+                os.kill(pid, signal.SIGCONT)
+        assert tokens == expected_tokens(prompt, 5, 4096, eos_token_ids=(1,))
+        _, counters = tokens, counters
     assert counters["prefill_tokens"] == 190
     reason = "peer_gone" if number == signal.SIGKILL else "late"
     assert counters[names.counter_key(names.FETCHES_FAILED, reason=reason)] == 1

@@ -1,7 +1,5 @@
 """A follower obeys in order: nothing is pushed before it is computed here, nor past the lease."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -9,8 +7,8 @@ from typing import Any
 import pytest
 
 from tandem.core.ids import GroupId, Incarnation, TransferId
-from tandem.engine.sampling_types import Sampled, SampleRow
-from tandem.engine.step_batch import SeqSlice, StepBatch
+from tandem.engine.request import TokenOutput
+from tandem.engine.runner_protocol import SampleRow, SeqSlice, StepBatch
 from tandem.worker.commands import (
     AFTER_STEP,
     CancelReceiving,
@@ -25,9 +23,8 @@ from tandem.worker.commands import (
     encode,
 )
 from tandem.worker.follower import Follower, Reporter
-from tandem.worker.followers import Followers
-from tandem.worker.leader_runner import LeaderRunner
-from tandem.workercore.heartbeat_page import Pulse
+from tandem.worker.followers import Followers, LeaderRunner
+from tandem.workercore.heartbeat import Pulse
 from tandem.workercore.message_ring import RingPair, RingReader, RingWriter
 
 T, OTHER = TransferId(7), TransferId(8)
@@ -43,7 +40,7 @@ class Journal:
 
     def step(
         self, batch: StepBatch, rows: Sequence[SampleRow], on_layers: Callable[[int, int], None] | None = None
-    ) -> list[Sampled]:
+    ) -> list[TokenOutput]:
         for layer in range(4):
             self.done.append(f"layer {layer}")
             self.between_layers(layer + 1)
@@ -150,7 +147,7 @@ def test_rank_0_says_of_every_command_how_much_of_a_step_it_follows() -> None:
     commands = RingReader(pair.commands)
 
     class Layers(Journal):
-        layout = max_model_len = None
+        layout = max_model_len = num_blocks = vocab_size = eos_token_ids = None
 
     does: Any = Layers()
     runner = LeaderRunner(does, followers)
@@ -217,7 +214,7 @@ def test_a_step_over_more_blocks_than_fit_the_ring_arrives_in_pieces(rig: Rig) -
     followers = Followers([rig.pair], on_lost=lambda error: None)
     taken: list[StepBatch] = []
 
-    def step(batch: StepBatch, rows: object, on_layers: object) -> list[Sampled]:
+    def step(batch: StepBatch, rows: object, on_layers: object) -> list[TokenOutput]:
         taken.append(batch)
         return []
 

@@ -1,7 +1,5 @@
 """Forbidden tokens stay forbidden over hand-overs and replays: every cut of an answer goes on as the oracle does."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

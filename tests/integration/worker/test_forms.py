@@ -1,10 +1,8 @@
 """Hand-overs between workers with different KV: exact where only blocks are cut anew, under a root of their own where
 bytes change, refused with a reason where nothing fits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +39,8 @@ def opened(folder: Path, prefill: dict[str, Any], decode: dict[str, Any], **both
     # Deterministic kernels want block sizes that divide their tile; fp32 gives the same tokens without them.
     is_tileable = all(128 % side.get("block_tokens", 16) == 0 for side in (prefill, decode))
     settings = {"chunk_tokens": 64, "is_deterministic": is_tileable, **both}
-    pair = Loopback(folder, MODEL, prefill=prefill, decode=decode, **settings)
-    try:
+    with closing(Loopback(folder, MODEL, prefill=prefill, decode=decode, **settings)) as pair:
         yield pair
-    finally:
-        pair.close()
 
 
 def chain_at(rank: Rank, tokens: list[int], lossy: str = "") -> list[bytes]:
@@ -258,7 +253,7 @@ def _no_profile(ticket: w.Ticket) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (_another_codec, "its codec is fp8 where none follows"),
+        (_another_codec, "its codec is fp8 instead of none"),
         (_another_block_size, "0 + 3 blocks for a prompt of 2"),
         (_no_block_size, "blocks of 16 and 0 tokens"),
         (_no_profile, "protocol differs"),

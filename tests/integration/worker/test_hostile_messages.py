@@ -1,7 +1,5 @@
 """A message of a router or a peer fails its own request at worst: no rank ends, nothing else is touched."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

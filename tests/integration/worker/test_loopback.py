@@ -1,9 +1,8 @@
 """Hand-overs between two real ranks: exact tokens, exact bytes, every ending, and nothing left behind."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -164,16 +163,13 @@ def test_lost_prefill_worker_fails_the_request(loopback: Loopback, turns: int) -
 
 
 def test_receiver_without_room_grants_in_order(folder: Path) -> None:
-    pair = Loopback(folder, MODEL, kv_memory_bytes=21 << 20, max_sequences=4)
-    try:
+    with closing(Loopback(folder, MODEL, kv_memory_bytes=21 << 20, max_sequences=4)) as pair:
         for index in range(6):
             pair.submit(f"r{index}", prompt_of(900, seed=index + 3), max_tokens=20, ignore_eos=True)
         pair.run_until_rest()
         assert all(len(pair.tokens(f"r{index}")) == 20 for index in range(6))
         pair.p.check_baseline()
         pair.d.check_baseline()
-    finally:
-        pair.close()
 
 
 def test_ticket_for_another_incarnation_is_refused(loopback: Loopback) -> None:

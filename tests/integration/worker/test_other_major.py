@@ -1,7 +1,5 @@
 """A decode worker of another major version: the router gets the reason, as a failure that may be retried elsewhere."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any
@@ -11,8 +9,8 @@ import grpc.aio
 from tandem.core.errors import from_code
 from tandem.core.kv_compatibility import PROTOCOL
 from tandem.core.lease_timing import PROOF_OF_LIFE
-from tandem.core.lifecycle import RoleName
 from tandem.core.secret import ClusterSecret
+from tandem.core.state_enums import RoleName
 from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc

@@ -3,23 +3,19 @@
 One worker of each TP is started for each role, and each prefill worker hands over to each decode worker.
 """
 
-from __future__ import annotations
-
 import asyncio
-import json
-import shutil
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tandem.core.lifecycle import RoleName
 from tandem.core.secret import ClusterSecret
+from tandem.core.state_enums import RoleName
 from tandem.engine.sim.arithmetic import expected_tokens
 from tandem.statestore.embedded_redis import PrivateRedis
 from tests.integration.worker.loopback import prompt_of
-from tests.integration.worker.pair import MODEL, RunningWorker, handed_over, start_worker, stop
+from tests.integration.worker.pair import RunningWorker, handed_over, shape_in, start_worker, stop
 
 COUNT = 12
 SETTINGS: dict[str, Any] = {"engine": "sim", "chunk_tokens": 48, "max_step_tokens": 64, "layer_group": 1,
@@ -28,13 +24,7 @@ SETTINGS: dict[str, Any] = {"engine": "sim", "chunk_tokens": 48, "max_step_token
 
 def shape(folder: Path, kv_heads: int) -> Path:
     """A model folder without weights, of so many KV heads, and 8 query heads if these are enough."""
-    folder.mkdir()
-    for name in ("generation_config.json", "tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(MODEL / name, folder / name)
-    config = json.loads((MODEL / "config.json").read_text())
-    config |= {"num_attention_heads": max(8, kv_heads), "num_key_value_heads": kv_heads, "head_dim": 32}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+    return shape_in(folder, num_attention_heads=max(8, kv_heads), num_key_value_heads=kv_heads, head_dim=32)
 
 
 async def every_pairing(folder: Path, kv_heads: int, p_tps: tuple[int, ...], d_tps: tuple[int, ...]) -> None:

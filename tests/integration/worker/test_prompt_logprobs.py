@@ -1,15 +1,14 @@
 """Log-probabilities of prompts from whichever worker computes them: whole, in order, ahead of the first token."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 
 from tandem.core.sampling import SamplingParams
-from tandem.engine.sim.arithmetic import expected_prompt_logprobs, expected_tokens
+from tandem.engine.sim.arithmetic import expected_tokens
 from tandem.rpc.v1 import generation_pb2 as g
 from tests.integration.worker.loopback import Loopback, prompt_of
+from tests.unit.engine.simulation import expected_prompt_logprobs
 
 PROMPT = prompt_of(300)
 COUNT = 3

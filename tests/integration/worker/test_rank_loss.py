@@ -1,7 +1,5 @@
 """A rank that dies or stops ends its worker with the reason, whole, and no rank waits for it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
@@ -12,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tandem.core.lifecycle import RoleName
 from tandem.core.secret import ClusterSecret
+from tandem.core.state_enums import RoleName
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.statestore.embedded_redis import PrivateRedis
 from tests.integration.worker.alone import ENDS_WITHIN_S, last_words, worker_of
@@ -27,21 +25,17 @@ PROMPT = [(7 * i) % 4000 + 10 for i in range(40)]
 @pytest.mark.drawn(3)
 @pytest.mark.parametrize(("rank", "is_busy"), [(0, True), (1, False), (1, True)], ids=["0 busy", "1 idle", "1 busy"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["kill", "stop"])
-def test_a_rank_is_lost(folder: Path, number: signal.Signals, rank: int, is_busy: bool) -> None:
-    async def run() -> tuple[str, float, list[int]]:
-        async with worker_of(folder, 2) as worker:
-            pids = [int(pid) for pid in worker.ready["rank_pids"]]
-            if is_busy:
-                request = submit("r", w.LEG_FULL, worker, PROMPT, max_tokens=3000, ignore_eos=True)
-                await worker.send(submit=request)
-                async with asyncio.timeout(30):
-                    await worker.messages.get()
-            struck_s = time.monotonic()
-            os.kill(pids[rank], number)
-            fatal = await last_words(worker)
-            return fatal, time.monotonic() - struck_s, pids
-
-    fatal, took_s, pids = asyncio.run(run())
+async def test_a_rank_is_lost(folder: Path, number: signal.Signals, rank: int, is_busy: bool) -> None:
+    async with worker_of(folder, 2) as worker:
+        pids = [int(pid) for pid in worker.ready["rank_pids"]]
+        if is_busy:
+            request = submit("r", w.LEG_FULL, worker, PROMPT, max_tokens=3000, ignore_eos=True)
+            await worker.send(submit=request)
+            async with asyncio.timeout(30):
+                await worker.messages.get()
+        struck_s = time.monotonic()
+        os.kill(pids[rank], number)
+        fatal, took_s = await last_words(worker), time.monotonic() - struck_s
     print(f"{number.name}: ended after {took_s:.2f} s: {fatal}")
     assert took_s < ENDS_WITHIN_S
     assert f"rank {rank}" in fatal
@@ -49,55 +43,38 @@ def test_a_rank_is_lost(folder: Path, number: signal.Signals, rank: int, is_busy
     assert not any(is_alive(pid) for pid in pids)
 
 
-def test_the_only_rank_stops(folder: Path) -> None:
+async def test_the_only_rank_stops(folder: Path) -> None:
     """Its host lives and would answer every ping: the worker has to end, or the loss would stay unnoticed."""
-
-    async def run() -> tuple[str, float]:
-        async with worker_of(folder, 1) as worker:
-            (pid,) = [int(pid) for pid in worker.ready["rank_pids"]]
-            struck_s = time.monotonic()
-            os.kill(pid, signal.SIGSTOP)
-            return await last_words(worker), time.monotonic() - struck_s
-
-    fatal, took_s = asyncio.run(run())
+    async with worker_of(folder, 1) as worker:
+        (pid,) = [int(pid) for pid in worker.ready["rank_pids"]]
+        struck_s = time.monotonic()
+        os.kill(pid, signal.SIGSTOP)
+        fatal, took_s = await last_words(worker), time.monotonic() - struck_s
     assert "rank 0 has stopped" in fatal
     assert took_s < ENDS_WITHIN_S
 
 
-def test_a_tp_that_does_not_fit_says_which_do(folder: Path) -> None:
-    async def run() -> None:
+async def test_a_tp_that_does_not_fit_says_which_do(folder: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"--tp 3 does not fit .* Use --tp 1, 2, 4"):
         async with worker_of(folder, 3):
             pass
 
-    with pytest.raises(RuntimeError, match=r"--tp 3 does not fit .* Use --tp 1, 2, 4"):
-        asyncio.run(run())
 
-
-def test_a_rank_that_cannot_start_says_why(folder: Path) -> None:
+async def test_a_rank_that_cannot_start_says_why(folder: Path) -> None:
     """Also for an unforeseen cause: here there is no place for the sockets."""
-
-    async def run() -> None:
+    with pytest.raises(RuntimeError, match="a rank failed: FileNotFoundError"):
         async with worker_of(folder, 1, engine="sim", transports=("shm",), runtime_dir=folder / "nowhere"):
             pass
 
-    with pytest.raises(RuntimeError, match="a rank failed: FileNotFoundError"):
-        asyncio.run(run())
 
-
-def test_ranks_do_not_wait_for_one_that_died_at_the_start(folder: Path) -> None:
-    async def run() -> None:
-        ClusterSecret.generate().save(folder / "secret")
-        redis = PrivateRedis.start(folder / "redis", "test-password")
-        try:
-            start = asyncio.ensure_future(start_worker(folder, "m0", RoleName.MIXED, redis.url, tp=2))
-            pids = await wait_for_async(lambda: _pids_of_rank(1))
-            os.kill(pids[0], signal.SIGKILL)
+async def test_ranks_do_not_wait_for_one_that_died_at_the_start(folder: Path) -> None:
+    ClusterSecret.generate().save(folder / "secret")
+    with PrivateRedis.start(folder / "redis", "test-password") as redis:
+        start = asyncio.ensure_future(start_worker(folder, "m0", RoleName.MIXED, redis.url, tp=2))
+        pids = await wait_for_async(lambda: _pids_of_rank(1))
+        os.kill(pids[0], signal.SIGKILL)
+        with pytest.raises(RuntimeError, match="rank 1 was killed by signal 9"):
             await asyncio.wait_for(start, ENDS_WITHIN_S)
-        finally:
-            redis.stop()
-
-    with pytest.raises(RuntimeError, match="rank 1 was killed by signal 9"):
-        asyncio.run(run())
 
 
 def _pids_of_rank(rank: int) -> list[int]:

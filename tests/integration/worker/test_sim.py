@@ -1,11 +1,8 @@
 """The simulated engine in real ranks: what crosses is verified by the answer, and a worker is there without torch."""
 
-from __future__ import annotations
-
 import asyncio
-import json
-import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,7 @@ from tandem.core.ids import BlockId, GroupId
 from tandem.engine.sim.arithmetic import expected_tokens
 from tandem.rpc.v1 import worker_pb2 as w
 from tests.integration.worker.loopback import Loopback, prompt_of
-from tests.integration.worker.pair import MODEL, pair, submit, tokens_of
+from tests.integration.worker.pair import MODEL, pair, shape_in, submit, tokens_of
 
 VOCAB = 4096
 EOS = (1,)
@@ -24,11 +21,7 @@ EOS = (1,)
 @pytest.fixture
 def shape(tmp_path: Path) -> Path:
     """A model folder without weights."""
-    folder = tmp_path / "tandem-tiny"
-    folder.mkdir()
-    for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(MODEL / name, folder / name)
-    return folder
+    return shape_in(tmp_path / "tandem-tiny")
 
 
 def oracle(prompt: list[int], count: int, **options: Any) -> list[int]:
@@ -113,37 +106,30 @@ def test_a_replay_whose_prompt_is_cached_whole(loopback: Loopback, forced: int) 
     [("float32", "bfloat16"), ("float16", "float32"), ("bfloat16", "float16"), ("bfloat16", "bfloat16")],
 )
 def test_conversion_between_kv_dtypes_keeps_the_answer(folder: Path, shape: Path, at_p: str, at_d: str) -> None:
-    loopback = Loopback(folder, shape, engine="sim", prefill={"kv_dtype": at_p}, decode={"kv_dtype": at_d})
-    try:
+    own = {"prefill": {"kv_dtype": at_p}, "decode": {"kv_dtype": at_d}}
+    with closing(Loopback(folder, shape, **own, engine="sim")) as loopback:
         prompt = prompt_of(150)
         loopback.submit("r", prompt, max_tokens=20)
         loopback.run_until_rest()
         assert loopback.tokens("r") == oracle(prompt, 20)
-    finally:
-        loopback.close()
 
 
 @pytest.mark.parametrize("codec", ["int8", "fp8"])
 def test_a_lossy_codec_is_noticed(folder: Path, shape: Path, codec: str) -> None:
-    loopback = Loopback(folder, shape, engine="sim", wire_codec=codec, wire_codec_below_bytes_per_s=1e18)
-    try:
+    settings: dict[str, Any] = {"engine": "sim", "wire_codec": codec, "wire_codec_below_bytes_per_s": 1e18}
+    with closing(Loopback(folder, shape, **settings)) as loopback:
         prompt = prompt_of(150)
         loopback.submit("r", prompt, max_tokens=20)
         loopback.run_until_rest()
         assert loopback.tokens("r")[0] == oracle(prompt, 1)[0], "computed by the prefill worker"
         assert loopback.tokens("r")[1:] != oracle(prompt, 20)[1:]
-    finally:
-        loopback.close()
 
 
 def test_simulated_and_computing_workers_do_not_pair(folder: Path) -> None:
-    loopback = Loopback(folder, MODEL, prefill={"engine": "sim"}, kv_memory_bytes=64 << 20)
-    try:
+    with closing(Loopback(folder, MODEL, prefill={"engine": "sim"}, kv_memory_bytes=64 << 20)) as loopback:
         sim, model = loopback.p.context.profile, loopback.d.context.profile
         assert sim.fingerprint != model.fingerprint
         assert dict(sim.identity)["compute_dtype"] == "sim"
-    finally:
-        loopback.close()
 
 
 def mapped(pid: int) -> str:
@@ -169,10 +155,9 @@ def test_worker_processes_without_torch(folder: Path, shape: Path) -> None:
     assert not [line for text in maps for line in text.splitlines() if "torch" in line]
 
 
-def test_ranks_of_simulated_workers(folder: Path, shape: Path) -> None:
+def test_ranks_of_simulated_workers(folder: Path, tmp_path: Path) -> None:
     """Two ranks to four, which hold each of the two KV heads twice: the answer depends on every copy."""
-    config = json.loads((shape / "config.json").read_text())
-    (shape / "config.json").write_text(json.dumps(config | {"num_key_value_heads": 2}))
+    shape = shape_in(tmp_path / "tandem-tiny", num_key_value_heads=2)
     prompt = prompt_of(100)
 
     async def serve() -> list[int]:
@@ -184,14 +169,10 @@ def test_ranks_of_simulated_workers(folder: Path, shape: Path) -> None:
     assert asyncio.run(serve()) == oracle(prompt, 12)
 
 
-def test_the_shape_is_read_from_the_folder(folder: Path, shape: Path) -> None:
-    config = json.loads((shape / "config.json").read_text())
-    (shape / "config.json").write_text(json.dumps(config | {"vocab_size": 5000, "eos_token_id": [3, 4]}))
-    loopback = Loopback(folder, shape, engine="sim")
-    try:
+def test_the_shape_is_read_from_the_folder(folder: Path, tmp_path: Path) -> None:
+    shape = shape_in(tmp_path / "tandem-tiny", vocab_size=5000, eos_token_id=[3, 4])
+    with closing(Loopback(folder, shape, engine="sim")) as loopback:
         prompt = prompt_of(30)
         loopback.submit("r", prompt, max_tokens=30)
         loopback.run_until_rest()
         assert loopback.tokens("r") == expected_tokens(prompt, 30, 5000, eos_token_ids=(3, 4))
-    finally:
-        loopback.close()

@@ -1,8 +1,5 @@
 """A worker's report of its own start agrees with a measurement from outside."""
 
-from __future__ import annotations
-
-import asyncio
 import re
 import shutil
 import signal
@@ -14,7 +11,6 @@ import pytest
 from tandem.core.clock import MonotonicClock
 from tandem.core.start_times import StartPhase, process_started_s
 from tests.integration.worker.alone import worker_of
-from tests.integration.worker.pair import RunningWorker
 
 HEARD_WITHIN_S = 2.0
 """The last word of the start."""
@@ -32,17 +28,13 @@ def started(log: str) -> dict[str, float]:
     [({"engine": "sim"}, set()), ({}, MODEL), ({"tp": 2}, MODEL | {"group"})],
     ids=["sim", "model", "two ranks"],
 )
-def test_a_worker_says_what_each_second_of_its_start_went_to(
+async def test_a_worker_says_what_each_second_of_its_start_went_to(
     folder: Path, settings: dict[str, Any], more: set[str]
 ) -> None:
-    async def run() -> tuple[RunningWorker, float]:
-        clock = MonotonicClock()
-        async with worker_of(folder, **{"tp": 1, **settings}) as worker:
-            measured_s = worker.ready_s - process_started_s(clock, worker.process.pid)
-            worker.process.send_signal(signal.SIGTERM)
-            return worker, measured_s
-
-    worker, measured_s = asyncio.run(run())
+    clock = MonotonicClock()
+    async with worker_of(folder, **{"tp": 1, **settings}) as worker:
+        measured_s = worker.ready_s - process_started_s(clock, worker.process.pid)
+        worker.process.send_signal(signal.SIGTERM)
     took = started((folder / "m0.log").read_text())
     total_s = took.pop("took")
     print(f"ready in {total_s:.2f} s of {measured_s:.2f} s: {took}")
@@ -59,17 +51,15 @@ def test_a_worker_says_what_each_second_of_its_start_went_to(
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here")
-def test_what_compiling_took_is_not_counted_where_it_happened(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_compiling_took_is_not_counted_where_it_happened(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The pool of the simulated engine needs the code that moves KV; the cache is empty."""
     monkeypatch.setenv("TANDEM_NATIVE", "compile")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-
-    async def run() -> list[str]:
-        async with worker_of(folder, tp=1, engine="sim") as worker:
-            worker.process.send_signal(signal.SIGTERM)
-            return worker.progress
-
-    progress = asyncio.run(run())
+    async with worker_of(folder, tp=1, engine="sim") as worker:
+        worker.process.send_signal(signal.SIGTERM)
+        progress = worker.progress
     pool, compiling = StartPhase.POOL.value, StartPhase.COMPILING.value
     assert [text for text in progress if text in (pool, compiling)] == [pool, compiling, pool]
     took = started((folder / "m0.log").read_text())

@@ -3,8 +3,6 @@
 Limits of time are the long run's to judge, on a machine that does nothing else.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -19,7 +17,7 @@ import pytest
 
 from proof.transfer.plan import TRANSPORTS, Case, draw, faults_of, matrix
 from proof.transfer.record import FULL_LENGTH, Record
-from proof.transfer.rounds import run_strikes
+from proof.transfer.strike_run import run_strikes
 from proof.transfer.wire import Wire
 
 ROOT = Path(__file__).parents[3]

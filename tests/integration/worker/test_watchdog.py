@@ -1,8 +1,6 @@
 """A step that does not end takes the worker out of rotation until it does; its ranks report their activity
 meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import signal
@@ -17,8 +15,8 @@ from tandem.core import metric_names as names
 from tandem.core.config import SimSection, WorkerConfig, WorkerSection
 from tandem.core.config_loader import dump
 from tandem.core.errors import WorkerLostError
-from tandem.core.lifecycle import RoleName, WorkerState
 from tandem.core.secret import ClusterSecret
+from tandem.core.state_enums import RoleName, WorkerState
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.statestore.embedded_redis import PrivateRedis
 from tandem.workerhost import rank_group
@@ -54,24 +52,21 @@ async def until_finished(worker: RunningWorker) -> list[str]:
 
 
 @pytest.mark.parametrize("tp", [1, 2])
-def test_a_slow_step_turns_readiness_off_and_its_end_turns_it_on_again(folder: Path, tp: int) -> None:
-    async def run() -> tuple[list[str], w.LoadReport]:
-        async with worker_of(folder, tp, engine="sim", sim=HANGING, step_slow_s=1.0) as worker:
+async def test_a_slow_step_turns_readiness_off_and_its_end_turns_it_on_again(folder: Path, tp: int) -> None:
+    async with worker_of(folder, tp, engine="sim", sim=HANGING, step_slow_s=1.0) as worker:
 
-            async def is_(status: int) -> bool:
-                return bool(await asked(worker, READY) == status)
+        async def is_(status: int) -> bool:
+            return bool(await asked(worker, READY) == status)
 
-            assert await is_(SERVING)
-            await worker.send(submit=submit("r", w.LEG_FULL, worker, PROMPT, max_tokens=2, ignore_eos=True))
-            await wait_for_async(lambda: is_(NOT_SERVING))
-            assert await asked(worker, LIVE) == SERVING
-            states = await until_finished(worker)
-            await wait_for_async(lambda: is_(SERVING))
-            await wait_for_async(lambda: worker.load.counters[names.STEP_STALLS] == 1.0)
-            worker.process.send_signal(signal.SIGTERM)
-            return states, worker.load
-
-    states, load = asyncio.run(run())
+        assert await is_(SERVING)
+        await worker.send(submit=submit("r", w.LEG_FULL, worker, PROMPT, max_tokens=2, ignore_eos=True))
+        await wait_for_async(lambda: is_(NOT_SERVING))
+        assert await asked(worker, LIVE) == SERVING
+        states = await until_finished(worker)
+        await wait_for_async(lambda: is_(SERVING))
+        await wait_for_async(lambda: worker.load.counters[names.STEP_STALLS] == 1.0)
+        worker.process.send_signal(signal.SIGTERM)
+        states, load = states, worker.load
     assert states[0] == WorkerState.STALLED
     assert load.counters[names.STEP_STALLS] == 1.0
     log = (folder / "m0.log").read_text()
@@ -84,16 +79,12 @@ def test_a_slow_step_turns_readiness_off_and_its_end_turns_it_on_again(folder: P
     assert not any(str(token) in log for token in PROMPT), "tokens of the prompt are in the log"
 
 
-def test_a_step_past_its_limit_ends_the_worker_behind_its_stacks(folder: Path) -> None:
+async def test_a_step_past_its_limit_ends_the_worker_behind_its_stacks(folder: Path) -> None:
     """Also where the limit is the smaller one of the two."""
-
-    async def run() -> str:
-        settings = {"step_slow_s": 30.0, "step_watchdog_s": 1.5}
-        async with worker_of(folder, 1, engine="sim", sim=HANGING, **settings) as worker:
-            await worker.send(submit=submit("r", w.LEG_FULL, worker, PROMPT, max_tokens=2, ignore_eos=True))
-            return await last_words(worker)
-
-    assert re.search(r"a step of rank 0 has been running for [2-4] s", asyncio.run(run()))
+    settings = {"step_slow_s": 30.0, "step_watchdog_s": 1.5}
+    async with worker_of(folder, 1, engine="sim", sim=HANGING, **settings) as worker:
+        await worker.send(submit=submit("r", w.LEG_FULL, worker, PROMPT, max_tokens=2, ignore_eos=True))
+        assert re.search(r"a step of rank 0 has been running for [2-4] s", (await last_words(worker)))
     log = (folder / "m0.log").read_text()
     assert log.count("m0/rank0 stacks of all threads") == 1
     assert "in _wait_until" in log

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tandem.workerhost import streams
+from tandem.workerhost import stream_protocol
 
 
 @pytest.fixture(autouse=True)
 def nobody_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     """Streams in this process are held without pings, for as long as a test may take."""
-    monkeypatch.setattr(streams, "IDLE_TIMEOUT_S", 600.0)
+    monkeypatch.setattr(stream_protocol, "IDLE_TIMEOUT_S", 600.0)
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """A rank that hangs while it loads: it neither ticks nor speaks, and goes only by SIGKILL."""
 
-from __future__ import annotations
-
 import signal
 
 if __name__ == "__main__":

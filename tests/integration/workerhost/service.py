@@ -1,7 +1,5 @@
 """The service of a worker without the worker, and peers of other versions."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """A host passes its rank's measurements to Redis, and to its rank what others measured from the same host."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -12,12 +10,12 @@ import pytest
 
 from tandem.core.errors import UnavailableError
 from tandem.core.link_speed import LinkSpeed
+from tandem.core.proto_mapping import from_proto, to_proto
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.statestore.connection import connect
 from tandem.statestore.embedded_redis import PrivateRedis
 from tandem.statestore.keys import Keys
 from tandem.statestore.stores.link_speeds import LinkSpeedStore
-from tandem.workercore.link_wire import speed_from_wire, speed_to_wire
 from tandem.workercore.message_ring import DEFAULT_BYTES
 from tandem.workerhost import link_speed_sync
 from tandem.workerhost.link_speed_sync import LinkShare
@@ -35,7 +33,7 @@ class Host:
         self.share = LinkShare(host, self._to_rank)
 
     def _to_rank(self, message: e.HostToRank) -> None:
-        self.told += map(speed_from_wire, message.link_speeds.rows)
+        self.told += [from_proto(LinkSpeed, row) for row in message.link_speeds.rows]
 
     def knows(self, transport: str) -> float:
         return next((row.bytes_per_s for row in reversed(self.told) if row.transport == transport), 0.0)
@@ -62,13 +60,17 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_measurement_reaches_the_other_workers_of_its_host(folder: Path) -> None:
     async def act(one: Host, two: Host, elsewhere: Host) -> None:
-        one.share.measured(speed_to_wire(TCP))
+        one.share.measured(to_proto(e.LinkMeasured, TCP))
         await wait_for_async(lambda: two.knows("tcp") == 1e9)
-        one.share.measured(speed_to_wire(LinkSpeed(from_host="c", to_host="b", transport="shm", bytes_per_s=5e8)))
+        one.share.measured(
+            to_proto(e.LinkMeasured, LinkSpeed(from_host="c", to_host="b", transport="shm", bytes_per_s=5e8))
+        )
         await wait_for_async(lambda: elsewhere.knows("shm") == 5e8)
         assert elsewhere.knows("tcp") == 0.0  # nothing that is not about its host
         count = len(two.told)
-        one.share.measured(speed_to_wire(LinkSpeed(from_host="a", to_host="b", transport="grpc", bytes_per_s=7e8)))
+        one.share.measured(
+            to_proto(e.LinkMeasured, LinkSpeed(from_host="a", to_host="b", transport="grpc", bytes_per_s=7e8))
+        )
         await wait_for_async(lambda: two.knows("grpc") == 7e8)
         assert len(two.told) == count + 1  # an update that it has already is not sent again
 
@@ -78,7 +80,7 @@ def test_a_measurement_reaches_the_other_workers_of_its_host(folder: Path) -> No
 
 def test_a_late_worker_hears_what_was_measured_before(folder: Path) -> None:
     async def first(one: Host, two: Host, elsewhere: Host) -> None:
-        one.share.measured(speed_to_wire(TCP))
+        one.share.measured(to_proto(e.LinkMeasured, TCP))
         await wait_for_async(lambda: two.knows("tcp") == 1e9)
 
     async def second(one: Host, two: Host, elsewhere: Host) -> None:
@@ -100,7 +102,7 @@ def test_many_links_are_told_in_messages_that_fit(monkeypatch: pytest.MonkeyPatc
 def test_as_many_links_as_are_told_at_once_fit_the_ring() -> None:
     name = "0123456789abcdef" * 16
     row = LinkSpeed(from_host=name, to_host=name, transport="tcp", peer=name, failure=name * 4, bytes_per_s=1e9)
-    rows = [speed_to_wire(row)] * link_speed_sync.MAX_ROWS
+    rows = [to_proto(e.LinkMeasured, row)] * link_speed_sync.MAX_ROWS
     assert e.HostToRank(link_speeds=e.LinkSpeeds(rows=rows)).ByteSize() < DEFAULT_BYTES // 2
 
 
@@ -117,23 +119,19 @@ class AwayStore:
     async def write(self, rows: list[LinkSpeed]) -> None:
         self.tries += 1
         if self.tries == 1:
-            self._share.measured(speed_to_wire(replace(TCP, peer="d4")))
+            self._share.measured(to_proto(e.LinkMeasured, replace(TCP, peer="d4")))
             raise UnavailableError("Redis does not answer")
         self.written.put_nowait([row.peer for row in rows])
 
 
-def test_the_oldest_measurements_go_when_redis_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_oldest_measurements_go_when_redis_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_speed_sync, "MAX_WAITING", 3)
-
-    async def run() -> list[str]:
-        share = LinkShare("a", lambda message: None)
-        store = AwayStore(share)
-        for peer in ("d1", "d2", "d3"):
-            share.measured(speed_to_wire(replace(TCP, peer=peer)))
-        sharing = asyncio.ensure_future(share.run(cast(LinkSpeedStore, store)))
-        peers = await asyncio.wait_for(store.written.get(), 60)
-        sharing.cancel()
-        await asyncio.wait([sharing])
-        return peers
-
-    assert asyncio.run(run()) == ["d2", "d3", "d4"]
+    share = LinkShare("a", lambda message: None)
+    store = AwayStore(share)
+    for peer in ("d1", "d2", "d3"):
+        share.measured(to_proto(e.LinkMeasured, replace(TCP, peer=peer)))
+    sharing = asyncio.ensure_future(share.run(cast(LinkSpeedStore, store)))
+    peers = await asyncio.wait_for(store.written.get(), 60)
+    sharing.cancel()
+    await asyncio.wait([sharing])
+    assert peers == ["d2", "d3", "d4"]

@@ -1,7 +1,5 @@
 """Rows in files: what was measured under the same load goes on, and names its commit."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

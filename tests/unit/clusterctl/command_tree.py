@@ -1,7 +1,5 @@
 """Every command of `clusterctl` that does something, by the words that lead to it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Documents that `clusterctl` prints, held against the schema of their kind."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

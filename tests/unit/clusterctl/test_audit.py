@@ -1,7 +1,5 @@
 """Two looks compared, exit codes, and the page for people."""
 
-from __future__ import annotations
-
 import io
 import sys
 from pathlib import Path
@@ -14,7 +12,7 @@ from rich.console import Console
 
 from tandem.clusterctl import main as program
 from tandem.clusterctl.exit_codes import Exit
-from tandem.clusterctl.kv import audit_view, kv
+from tandem.clusterctl.kv import audit
 from tandem.clusterctl.kv.audit import Findings, find_unexplained
 
 HOLD: dict[str, Any] = {
@@ -47,9 +45,9 @@ class Admin:
 
 def run(*looks: dict[str, Any], is_repairing: bool = False) -> tuple[Findings, list[float], Admin]:
     admin, slept = Admin(*looks), []  # type: ignore[var-annotated]
-    findings = kv.run(admin, 3.0, sleep=slept.append)  # type: ignore[arg-type]
+    findings = audit.run(admin, 3.0, sleep=slept.append)  # type: ignore[arg-type]
     if is_repairing:
-        findings = kv.repaired(admin, findings)  # type: ignore[arg-type]
+        findings = audit.repaired(admin, findings)  # type: ignore[arg-type]
     return findings, slept, admin
 
 
@@ -82,12 +80,12 @@ def test_a_router_that_cannot_be_asked_ends_with_1_and_wrong_usage_with_2(
 
 def test_a_clean_look_is_enough() -> None:
     findings, slept, _ = run(look(HOLD | {"verdict": "explained"}))
-    assert (kv.exit_code(findings), slept) == (0, [])
+    assert (audit.exit_code(findings), slept) == (0, [])
 
 
 def test_what_stays_is_unexplained_and_what_went_is_not() -> None:
     findings, slept, _ = run(look(HOLD), look(HOLD))
-    assert (kv.exit_code(findings), slept) == (Exit.UNHEALTHY, [3.0])
+    assert (audit.exit_code(findings), slept) == (Exit.UNHEALTHY, [3.0])
     for later in (
         look(),
         look(HOLD | {"verdict": "explained"}),
@@ -96,22 +94,22 @@ def test_what_stays_is_unexplained_and_what_went_is_not() -> None:
         look(HOLD | {"blocks": [1, 2]}),
         look(HOLD | {"key": "r#1/8"}),
     ):
-        assert kv.exit_code(run(look(HOLD), later)[0]) == 0
+        assert audit.exit_code(run(look(HOLD), later)[0]) == 0
 
 
 def test_who_was_not_asked_leaves_doubt_but_a_leak_is_certain() -> None:
-    assert kv.exit_code(run(look(unanswered=("p0",)))[0]) == Exit.FAILED
-    assert kv.exit_code(run(look(HOLD), look(HOLD, unanswered=("p0",)))[0]) == Exit.UNHEALTHY
+    assert audit.exit_code(run(look(unanswered=("p0",)))[0]) == Exit.FAILED
+    assert audit.exit_code(run(look(HOLD), look(HOLD, unanswered=("p0",)))[0]) == Exit.UNHEALTHY
 
 
 def test_only_the_fenced_are_repaired() -> None:
     other = HOLD | {"key": "r#2/8", "is_fenced": False}
     findings, _, admin = run(look(HOLD, other), look(HOLD, other), is_repairing=True)
     assert [hold["key"] for hold in admin.repaired] == ["r#1/7"]
-    assert kv.exit_code(findings) == Exit.UNHEALTHY
+    assert audit.exit_code(findings) == Exit.UNHEALTHY
     assert [hold["key"] for hold in findings.left] == ["r#2/8"]
     findings, _, _ = run(look(HOLD), look(HOLD), is_repairing=True)
-    assert kv.exit_code(findings) == 0
+    assert audit.exit_code(findings) == 0
     _, _, admin = run(look(HOLD), look(HOLD))
     assert admin.repaired == [], "not without being told to"
 
@@ -119,13 +117,13 @@ def test_only_the_fenced_are_repaired() -> None:
 def test_nobody_at_all_is_no_clean_audit() -> None:
     nobody: dict[str, Any] = {"workers": [], "unanswered": [], "holds": []}
     findings, slept, _ = run(nobody)
-    assert (kv.exit_code(findings), slept) == (Exit.NOT_FOUND, [])
+    assert (audit.exit_code(findings), slept) == (Exit.NOT_FOUND, [])
     text = io.StringIO()
-    audit_view.show(findings, Console(file=text, width=120))
-    assert text.getvalue().startswith("nobody reported: no worker is connected")
+    audit.show(findings, Console(file=text, width=120))
+    assert text.getvalue().startswith("no worker reported: none is connected")
     assert "explained" not in text.getvalue()
     lost = nobody | {"unanswered": [{"worker": "p0", "why": "it is gone"}]}
-    assert kv.exit_code(run(lost)[0]) == Exit.FAILED, "there is somebody, who did not answer"
+    assert audit.exit_code(run(lost)[0]) == Exit.FAILED, "there is somebody, who did not answer"
 
 
 @given(st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9)))
@@ -137,7 +135,7 @@ def test_only_blocks_held_both_times_count(before: set[int], after: set[int]) ->
 @given(st.sets(st.integers(0, 60)))
 def test_ranges_name_every_block_once(blocks: set[int]) -> None:
     named: list[int] = []
-    for part in filter(None, audit_view.ranges(blocks).split(", ")):
+    for part in filter(None, audit.ranges(blocks).split(", ")):
         first, _, last = part.partition("–")
         named += range(int(first), int(last or first) + 1)
     assert named == sorted(blocks)
@@ -151,7 +149,7 @@ def test_the_page_says_who_what_and_why() -> None:
         refused=[{"worker": "d0", "group": 0, "kind": "reserved", "key": "r#8/8", "blocks": [7], "why": "too young"}],
     )
     text = io.StringIO()
-    audit_view.show(findings, Console(file=text, width=100))
+    audit.show(findings, Console(file=text, width=100))
     for words in (
         "d0      decode  0           9     1       2        3        1         2",
         "not asked: p0: it is gone",
@@ -169,5 +167,5 @@ def test_a_worker_that_the_index_shows_wrongly_is_named(is_equal: bool) -> None:
     seen = look()
     seen["workers"][0]["index"] = {"held_blocks": 12, "known_blocks": 9, "is_equal": is_equal}
     out = io.StringIO()
-    audit_view.show(Findings(look=seen, unexplained=[]), Console(file=out, width=200))
+    audit.show(Findings(look=seen, unexplained=[]), Console(file=out, width=200))
     assert ("index: d0 holds 12 cached blocks, the router knows of 9" in out.getvalue()) is not is_equal

@@ -1,7 +1,5 @@
 """Values that no command can use: each ends with 2 and one line that names the error, before anything is sent."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -29,8 +27,8 @@ FILES: dict[str, bytes] = {
     "flat.json": json.dumps({"prefill_steps": 5}).encode(),
 }
 CASES: list[tuple[list[str], str]] = [
-    *((["bench", "--url", url], f"{url!r} is no URL") for url in ("http://h:99999", "http://h:80x", "http://[::1")),
-    *((["bench", "--url", url], f"{url!r} is no URL of an API") for url in ("h:80", "ftp://h", "http://", "h")),
+    *((["bench", "--url", url], f"{url!r} is not a URL") for url in ("http://h:99999", "http://h:80x", "http://[::1")),
+    *((["bench", "--url", url], f"{url!r} is not the URL of an API") for url in ("h:80", "ftp://h", "http://", "h")),
     (["replay", "moment.csv", "--url", "http://h:80x"], "Write it like http://"),
     *(
         ([*command, name], f"the trace {name} cannot be read")
@@ -39,11 +37,11 @@ CASES: list[tuple[list[str], str]] = [
     ),
     (["plan", *LOAD, "--calibration", "row.json"], "there is no 'context'"),
     (["plan", *LOAD, "--calibration", "zero.json"], "prefill_tokens_per_s is 0"),
-    (["plan", *LOAD, "--calibration", "word.json"], "a value that is no number"),
-    (["plan", *LOAD, "--calibration", "none.json"], "a value that is no number"),
-    (["simulate", "splits", *LOAD, "--calibration", "flat.json"], "a value that is no number"),
-    (["up", "--model", "~nosuchuser/m"], "~nosuchuser is nobody's home"),
-    (["status", "--state-dir", "~nosuchuser"], "~nosuchuser is nobody's home"),
+    (["plan", *LOAD, "--calibration", "word.json"], "a value that is not a number"),
+    (["plan", *LOAD, "--calibration", "none.json"], "a value that is not a number"),
+    (["simulate", "splits", *LOAD, "--calibration", "flat.json"], "a value that is not a number"),
+    (["up", "--model", "~nosuchuser/m"], "~nosuchuser names no user"),
+    (["status", "--state-dir", "~nosuchuser"], "~nosuchuser names no user"),
     (["top", "--every", "inf"], "--every is inf"),
     (["slo", "set", "chat", "--ttft", "nan"], "--ttft is nan"),
     (["slo", "set", "chat", "--itl=-1", "--dry-run"], "--itl is -1"),
@@ -54,7 +52,7 @@ CASES: list[tuple[list[str], str]] = [
     (["top", "--follow", "--once"], "--follow and --once exclude each other"),
     (["bench", "--url", "http://127.0.0.1:1", "--api-key-file", "key"], "key holds no API key"),
     (["bench", "--ttft", "inf"], "--ttft is inf"),
-    (["plan", *LOAD, "--hardware", "h100=inf"], "the price of 'h100=inf' is no number above 0"),
+    (["plan", *LOAD, "--hardware", "h100=inf"], "the price of 'h100=inf' is not a number above 0"),
     (["plan", *LOAD, "--price", "inf"], "--price is inf"),
     (["plan", *LOAD, "--headroom", "inf"], "--headroom is inf"),
     (["plan", *LOAD, "--slo-ttft", "inf"], "--slo-ttft is inf"),

@@ -1,7 +1,5 @@
 """Flags, exit codes and one-line errors of the command line, without a cluster."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import io
@@ -18,10 +16,10 @@ from rich.console import Console
 from tandem.clusterctl import main as program
 from tandem.clusterctl.admin_client import AdminClient
 from tandem.clusterctl.inspect import status_view
-from tandem.clusterctl.inspect.health import overview
 from tandem.clusterctl.inspect.histograms import Scrape
+from tandem.clusterctl.inspect.status_summary import overview
 from tandem.clusterctl.lifecycle.up_flags import UpFlags
-from tandem.controlplane.flag_map import FLAGS
+from tandem.controlplane.up_flag_map import FLAGS
 from tandem.core.config import ClusterConfig, Disaggregation
 from tandem.core.errors import ConfigError, PermissionDeniedError
 from tandem.core.kv_compatibility import ALWAYS_BYTES_PER_S
@@ -132,7 +130,7 @@ def test_a_bad_size_names_its_flag() -> None:
         (
             ["route", "explain", "\udcff", "--endpoint", "http://127.0.0.1:9", "--admin-key-file", "/dev/null"],
             2,
-            "cannot send what was given: it is no UTF-8 text",
+            "cannot send the given text: it is not UTF-8 text",
         ),
     ],
 )
@@ -259,7 +257,7 @@ def test_status_as_a_table_fits_a_screen() -> None:
         "refused         budget 1, late 12",
         "figures         TTFT p50 100.0 ms, p99 198.0 ms; ITL p50 –, p99 –; prefix hits 25%; 4 requests",
         "lapsed",
-        "warning: missing: a decode worker (`clusterctl logs up` says what became of it)",
+        "warning: missing: a decode worker (`clusterctl logs up` shows the reason)",
         "warning: decode-1: refuses the secret (`clusterctl logs decode-1 --level WARNING`)",
         "warning: never paired: prefill-0 and decode-0: dtypes differ",
     ):
@@ -290,7 +288,7 @@ def test_a_cluster_is_well_degraded_or_down() -> None:
     shunned = overview({"is_ready": True, "workers": [failing]}, scrape)
     assert shunned["health"] == "degraded"
     assert [warning["what"] for warning in shunned["warnings"]] == [
-        "d gets no requests for a while, for they failed there"
+        "d gets no requests for a while, as they failed there"
     ]
     assert [status_view.state(failing | {"breaker": name}) for name in ("open", "half_open", "closed")] == [
         "breaker open", "up", "up",

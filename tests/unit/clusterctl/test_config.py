@@ -1,7 +1,5 @@
 """`clusterctl config`: what is set, what is right, what a key means; nothing of it needs a cluster."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

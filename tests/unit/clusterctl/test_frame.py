@@ -1,7 +1,5 @@
 """Features of all commands: a table that loads late, help with examples, suggestions, documents, exit codes."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -203,7 +201,7 @@ def test_an_interrupt_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(version, "own_version", interrupted)
+    monkeypatch.setattr(version, "release", interrupted)
     assert program.run(["version", "--client"]) == Exit.INTERRUPTED
 
 

@@ -1,7 +1,5 @@
 """The interfaces left to NCCL, by the forms that its documentation gives for NCCL_SOCKET_IFNAME."""
 
-from __future__ import annotations
-
 import pytest
 
 from tandem.clusterctl.doctor.gpus import matching

@@ -1,7 +1,5 @@
 """Logs read as records: order, tracebacks, what is wanted, what is appended, files that were put aside."""
 
-from __future__ import annotations
-
 import http.server
 import json
 import threading

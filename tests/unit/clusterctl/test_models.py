@@ -1,15 +1,13 @@
 """`clusterctl models`: what it lists, prints and refuses. What a fetch does is in tests/integration/cluster."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
 from tandem.clusterctl import main as program
 from tandem.clusterctl.exit_codes import Exit
-from tandem.controlplane import bundled, model_download
-from tandem.controlplane.named_models import SMOLLM2
+from tandem.controlplane import model_download
+from tandem.controlplane.model_catalog import BUNDLED, SMOLLM2, bundled_model
 from tandem.core.errors import UnavailableError
 from tests.unit.clusterctl.document_check import checked
 
@@ -35,9 +33,9 @@ def test_the_list_says_what_is_here_and_what_can_be_pulled(capsys: pytest.Captur
     found = checked(run(capsys, "list", "-o", "json")[1], "Models")
     assert found["folder"] == str(root)
     assert [(row["name"], row["state"], row["is_default"]) for row in found["models"]] == [
-        (bundled.NAME, "bundled", True), ("smollm2", "available", False),
+        (BUNDLED, "bundled", True), ("smollm2", "available", False),
     ]  # fmt: skip
-    assert found["models"][0]["path"] == str(bundled.bundled_model())
+    assert found["models"][0]["path"] == str(bundled_model())
     path = put(root)
     found = checked(run(capsys, "list", "-o", "json")[1], "Models")
     assert found["models"][1] == {
@@ -81,7 +79,7 @@ def test_remove_takes_it_away_and_may_be_repeated(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize("command", ["pull", "remove"])
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("smol", "no model 'smol' can be fetched: there are: smollm2."), (bundled.NAME, "it comes with Tandem")],
+    [("smol", "no model 'smol' can be fetched: there are: smollm2."), (BUNDLED, "it comes with Tandem")],
 )
 def test_others_are_unknown(capsys: pytest.CaptureFixture[str], root: Path, command: str, name: str, said: str) -> None:
     code, out, error = run(capsys, command, name)

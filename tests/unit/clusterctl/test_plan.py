@@ -1,7 +1,5 @@
 """`clusterctl plan` and `simulate`: answers without a cluster, as tables, documents, pictures and exit codes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -126,15 +124,15 @@ def test_measured_rates_take_the_place_of_hardware(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "it is not said which requests come"),
-        (("--rate", "3"), "it is not said which requests come"),
+        ((), "no requests are given"),
+        (("--rate", "3"), "no requests are given"),
         ((*SMALL, "--trace", "x.csv"), "both --trace and --rate"),
         ((*SMALL, "--hardware", "h10"), "Did you mean 'h100'"),
         ((*SMALL, "--hardware", "h100=free"), "Write it like h100=2.5"),
         ((*SMALL, "--link", "fast"), "Write it like 20e9"),
-        ((*SMALL, "--link", "-1"), "'-1' is no link's bytes a second"),
-        ((*SMALL, "--link", "20e9=free"), "'20e9=free' is no link's"),
-        ((*SMALL, "--link", "20e9=-1"), "'20e9=-1' is no link's"),
+        ((*SMALL, "--link", "-1"), "'-1' is not the speed of a link in bytes per second"),
+        ((*SMALL, "--link", "20e9=free"), "'20e9=free' is not the speed of a link"),
+        ((*SMALL, "--link", "20e9=-1"), "'20e9=-1' is not the speed of a link"),
         ((*SMALL, "--model", "llama-3-8"), "Did you mean 'llama-3-8b'"),
         ((*SMALL, "--model", "llama-3-70b"), "Allow a larger --tp"),
         ((*SMALL, "--tp", "5"), "Use 1, 2, 3, 4 or 8"),

@@ -1,9 +1,8 @@
 """Rig of the controller's tests: a launcher that obeys the test, and a clock that the test moves."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from tandem.controlplane.controller import Controller
@@ -21,7 +20,7 @@ from tandem.core.desired import DesiredState, DesiredWorker, Pool, Revision
 from tandem.core.errors import ModelError
 from tandem.core.events import EventKind
 from tandem.core.ids import WorkerId
-from tandem.core.lifecycle import RoleName
+from tandem.core.state_enums import RoleName
 
 P0, P1, D0 = WorkerId("prefill-0"), WorkerId("prefill-1"), WorkerId("decode-0")
 
@@ -96,20 +95,27 @@ class Harness:
         )
         self.version = 0
 
-    def want(self, *, prefill: int = 0, decode: int = 0, stop: bool = False) -> None:
+    async def want(self, *, prefill: int = 0, decode: int = 0, stop: bool = False, after_s: float = 0.0) -> None:
+        """Change the desired state after some time, and let every task run."""
+        self.clock.advance(after_s)
         self.version += 1
         counts = ((RoleName.PREFILL, prefill), (RoleName.DECODE, decode))
         pools = tuple(Pool(name=role.value, model="m", role=role, count=count) for role, count in counts if count)
-        self.desired.states.put_nowait(DesiredState(version=self.version, pools=pools, is_stopped=stop))
+        await self.give(DesiredState(version=self.version, pools=pools, is_stopped=stop))
 
-    def ready(self, worker: WorkerId) -> None:
-        self.launcher.there[worker] = replace(self.launcher.there[worker], is_ready=True)
-        self.launcher.reports.put_nowait(WorkerReady(worker))
+    async def give(self, state: DesiredState) -> None:
+        self.desired.states.put_nowait(state)
+        await settle()
+
+    def ready(self, *workers: WorkerId) -> None:
+        for worker in workers:
+            self.launcher.there[worker] = replace(self.launcher.there[worker], is_ready=True)
+            self.launcher.reports.put_nowait(WorkerReady(worker))
 
     def says(self, worker_id: WorkerId, text: str) -> None:
         self.launcher.reports.put_nowait(WorkerProgress(worker_id, text))
 
-    def dies(
+    async def dies(
         self,
         worker: WorkerId,
         reason: str = "killed by signal 9",
@@ -117,8 +123,10 @@ class Harness:
         is_unplaced: bool = False,
         is_place_lost: bool = False,
     ) -> None:
+        """End a worker, and let every task run."""
         del self.launcher.there[worker]
         self.launcher.reports.put_nowait(WorkerExited(worker, reason, is_unplaced, is_place_lost))
+        await settle()
 
 
 def spec_of(pool: Pool, member: DesiredWorker, revision: Revision | None) -> WorkerSpec:
@@ -138,16 +146,14 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def play(scene: Callable[[Harness], Coroutine[None, None, None]]) -> None:
+@asynccontextmanager
+async def playing() -> AsyncIterator[Harness]:
     """With a controller that runs meanwhile."""
-
-    async def run() -> None:
-        harness = Harness()
-        task = asyncio.create_task(harness.controller.run())
-        try:
-            await asyncio.wait_for(scene(harness), 20)
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-    asyncio.run(run())
+    harness = Harness()
+    task = asyncio.create_task(harness.controller.run())
+    try:
+        async with asyncio.timeout(20):
+            yield harness
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

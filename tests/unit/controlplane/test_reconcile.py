@@ -1,7 +1,5 @@
 """A controller's next actions, in a world in which everything takes its time and controllers die all the while."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +12,7 @@ from tandem.controlplane.reconcile import Action, ActionKind, ObservedPhase, Obs
 from tandem.core.desired import INITIAL
 from tandem.core.desired_changes import cordoned, restarted, with_role, with_scale
 from tandem.core.ids import WorkerId
-from tandem.core.lifecycle import RoleName
+from tandem.core.state_enums import RoleName
 from tests.unit.controlplane.world import D, M, P, World, settle, step, wanted, wish
 
 

@@ -1,7 +1,5 @@
 """Defaults are filled in and mistakes found before any process runs."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import socket
@@ -12,8 +10,8 @@ from typing import Any
 import pytest
 
 from tandem.controlplane import resolve as resolving
-from tandem.controlplane.bundled import bundled_model
 from tandem.controlplane.environment import Environment
+from tandem.controlplane.model_catalog import bundled_model
 from tandem.controlplane.resolve import check_ports, log_format, resolve, resolve_ports
 from tandem.controlplane.worker_settings import divide_cores
 from tandem.core.config import (
@@ -37,7 +35,7 @@ from tandem.core.config import (
 from tandem.core.config_loader import dump
 from tandem.core.errors import ConfigError, ModelError, StartupError
 from tandem.core.kv_compatibility import ALWAYS_BYTES_PER_S
-from tandem.core.lifecycle import RoleName
+from tandem.core.state_enums import RoleName
 
 ENVIRONMENT = Environment(state_root=Path("/none"), socket_root=Path("/tmp"), cores=8, variables={"A": "b"})
 
@@ -62,6 +60,7 @@ def test_cores_are_shared(workers: int, threads: int) -> None:
     variables = ENVIRONMENT.for_child(threads=threads)
     assert variables["OMP_NUM_THREADS"] == str(threads)
     assert (variables["OMP_WAIT_POLICY"], variables["A"]) == ("passive", "b")
+    assert int(variables["GOMP_SPINCOUNT"]) > 0, "a step has hundreds of parts, and each sleep costs a wake-up"
 
 
 def test_children_have_large_pages_unless_the_operator_says_otherwise() -> None:
@@ -373,5 +372,7 @@ def test_patience_makes_the_limits_that_people_set_longer_too(monkeypatch: pytes
 def test_patience_has_to_reach_every_process() -> None:
     with pytest.raises(ConfigError, match=r"--patience is 10: this process has loaded with 1\. Set TANDEM_PATIENCE=10"):
         resolve(ClusterConfig(patience=10.0), ENVIRONMENT)
-    with pytest.raises(ConfigError, match=r"--patience is 10: Ray's other machines .* Set TANDEM_PATIENCE on every"):
+    with pytest.raises(
+        ConfigError, match=r"--patience is 10: it does not reach Ray's other machines\. Set TANDEM_PATIENCE on every"
+    ):
         resolve(ClusterConfig(patience=10.0, launcher=LauncherName.RAY), ENVIRONMENT)

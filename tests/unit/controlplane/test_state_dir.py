@@ -1,7 +1,5 @@
 """The state directory: one owner, private files, short socket paths, nothing stale."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import stat

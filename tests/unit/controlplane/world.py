@@ -1,7 +1,5 @@
 """A world for tests of what a controller does next: everything takes its time, and controllers die all the while."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -13,8 +11,8 @@ from tandem.core.desired import DesiredState, Pool, RolloutPhase
 from tandem.core.desired_changes import cordoned, restarted, with_role, with_scale
 from tandem.core.errors import ConflictError
 from tandem.core.ids import WorkerId
-from tandem.core.lifecycle import RoleName
 from tandem.core.rollouts import advanced, paused, resumed, started, undone
+from tandem.core.state_enums import RoleName
 
 P, D, M = RoleName.PREFILL, RoleName.DECODE, RoleName.MIXED
 BAD = "bad"

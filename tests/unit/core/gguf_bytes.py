@@ -1,7 +1,5 @@
 """Writes the bytes of a GGUF file by hand, right or wrong in any place."""
 
-from __future__ import annotations
-
 import struct
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Work on an event loop beside the main one, which goes on while that one stands."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

@@ -1,7 +1,5 @@
 """The instructions that a process may use, by one variable, for our code and the libraries that it computes with."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -31,7 +29,7 @@ import json
 from tandem.core.cpu_level import hold_libraries
 hold_libraries()
 import torch
-from tandem.kernels.paged_decode.binding import LIBRARY
+from tandem.kernels.paged_decode import LIBRARY
 from tandem.kernels.quantized_linear.weight import has_onednn
 has_code = LIBRARY.is_available()
 print(json.dumps({

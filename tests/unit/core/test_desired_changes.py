@@ -1,7 +1,5 @@
 """Changes of a desired state: victims, flips, bounds, and workers that may not be removed."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -24,7 +22,7 @@ from tandem.core.desired_changes import (
 )
 from tandem.core.errors import ConfigError, ConflictError, NotFoundError
 from tandem.core.ids import WorkerId
-from tandem.core.lifecycle import RoleName
+from tandem.core.state_enums import RoleName
 
 P, D, M = RoleName.PREFILL, RoleName.DECODE, RoleName.MIXED
 
@@ -153,7 +151,7 @@ def test_the_bound_of_ranks_holds() -> None:
 
 def test_what_is_too_many_is_refused_before_anything_is_chosen() -> None:
     for wish in ({D: 100_000}, {P: 1_021}, split(cluster(), (3, 1), 100_000)):
-        with pytest.raises(ConflictError, match="workers are more than a cluster may have: the most are 1024"):
+        with pytest.raises(ConflictError, match="workers are more than a cluster may have: the limit is 1024"):
             with_scale(cluster(), wish, {})
     with pytest.raises(ConflictError, match="100002 workers"):
         with_scale(cluster(max_ranks=7), {D: 100_000}, {})

@@ -1,7 +1,5 @@
 """GGUF files are read as the `gguf` package writes them; what is cut, wrong or hostile ends in one line."""
 
-from __future__ import annotations
-
 import random
 import struct
 import tracemalloc
@@ -136,7 +134,7 @@ def test_files_of_different_models_are_told_apart(tmp_path: Path) -> None:
 
 NESTED = struct.pack("<IQ", ARRAY, 1)
 WRONG = {
-    "no magic": (Bytes(magic=b"GGML"), "is no GGUF file: it begins with b'GGML'"),
+    "no magic": (Bytes(magic=b"GGML"), "is not a GGUF file: it begins with b'GGML'"),
     "version 1": (Bytes(version=1), "version 1, and 2 and 3 are read"),
     "big endian": (Bytes(version=3 << 24), "of a big-endian machine"),
     "keys without end": (Bytes(key_count=MANY), "metadata entries"),

@@ -1,7 +1,5 @@
 """Pairs of workers, their forms, and the texts of refusals: every rule on its own, symmetry by hypothesis."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

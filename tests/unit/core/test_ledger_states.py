@@ -1,7 +1,5 @@
 """BlockLedger against a model of plain sets, under any order of operations."""
 
-from __future__ import annotations
-
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule

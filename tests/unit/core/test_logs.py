@@ -1,7 +1,5 @@
 """Logs: fields beside the event, and silence where they cannot be written."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Iterator

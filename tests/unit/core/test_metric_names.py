@@ -1,7 +1,5 @@
 """The catalogue of metrics: kinds and names agree, and every counter of a worker is in it."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Shortest remaining work first, and no request is overtaken for ever."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass

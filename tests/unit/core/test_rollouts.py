@@ -1,18 +1,18 @@
-"""Operations on rollouts, and the effect of a step on the record."""
-
-from __future__ import annotations
+"""Test rollouts and the settings that a revision may change."""
 
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
+from tandem.core.config import ClusterConfig, RoleSection, WorkerSection
 from tandem.core.desired import INITIAL, DesiredState, Pool, RolloutPhase
 from tandem.core.desired_changes import cordoned, restarted, with_role, with_scale
-from tandem.core.errors import ConflictError
+from tandem.core.errors import ConfigError, ConflictError
 from tandem.core.ids import WorkerId
-from tandem.core.lifecycle import RoleName
+from tandem.core.revision_overrides import configured
 from tandem.core.rollouts import Standing, advanced, current_revision, named, paused, resumed, started, undone
+from tandem.core.state_enums import RoleName
 
 P, D = RoleName.PREFILL, RoleName.DECODE
 
@@ -188,9 +188,9 @@ def test_the_same_again_changes_nothing() -> None:
         (lambda: resumed(rolled(started(cluster(), name="r2"))), "no rollout of m is under way"),
         (lambda: undone(cluster()), "there was no rollout of m"),
         (lambda: started(cluster(), name="../../r"), "cannot name a revision"),
-        (lambda: started(cluster(), name=INITIAL, model_path="/x"), "is something else already"),
+        (lambda: started(cluster(), name=INITIAL, model_path="/x"), "already exists with other content"),
         (lambda: started(cluster(), name="r2", max_surge=0), "a rollout cannot go on"),
-        (lambda: started(cluster(1, 2), name="r2", max_surge=0, max_unavailable=1), "somebody has to serve"),
+        (lambda: started(cluster(1, 2), name="r2", max_surge=0, max_unavailable=1), "has to go on serving"),
         (lambda: started(cluster(max_ranks=5), name="r2"), "there is no room for 2 more ranks"),
     ],
 )
@@ -204,3 +204,39 @@ def test_drains_and_restarts_are_as_ever_meanwhile() -> None:
     assert restarted(state, "decode-0").member("decode-0") != state.member("decode-0")
     assert cordoned(state, "decode-0", is_cordoned=True).member("decode-0") != state.member("decode-0")
     assert replace(state, rollouts=()) == replace(cluster(), revisions=state.revisions)
+
+
+def test_settings_lie_over_the_configuration() -> None:
+    base = ClusterConfig(name="c", worker=WorkerSection(engine="sim"), decode=RoleSection(tp=2))
+    found = configured(base, {
+        "worker.chunk_tokens": "256", "worker.is_deterministic": "true", "worker.sim.decode_step_s": "0.5",
+        "worker.transports": "shm, tcp", "decode.kv_memory_bytes": "64MiB", "worker.kv_dtype": "bfloat16",
+    })  # fmt: skip
+    assert (found.name, found.worker.engine, found.decode.tp) == ("c", "sim", 2)
+    assert (found.worker.chunk_tokens, found.worker.is_deterministic, found.worker.kv_dtype) == (256, True, "bfloat16")
+    assert found.worker.sim.decode_step_s == 0.5
+    assert found.worker.transports == ("shm", "tcp")
+    assert found.decode.kv_memory_bytes == 64 * 2**20
+    assert configured(base, {}) == base
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"worker.chunk_token": "1"}, "Did you mean worker.chunk_tokens?"),
+        ({"chunk_tokens": "1"}, "Did you mean worker.chunk_tokens?"),
+        ({"worker.tp": "2"}, "TP and hardware belong to the pool"),
+        ({"decode.hardware": "h200"}, "TP and hardware belong to the pool"),
+        ({"router.port": "1"}, "is not a worker setting"),
+        ({"": "1"}, "is not a worker setting"),
+        ({"worker.sim": "1"}, "is not a worker setting"),
+        ({"worker.chunk_tokens": "0"}, "worker.chunk_tokens is 0. Use 1 or more"),
+        ({"worker.max_step_s": "nan"}, "worker.max_step_s is nan"),
+        ({"worker.chunk_tokens": "many"}, "chunk_tokens"),
+        ({"worker.kv_memory_bytes": "lots"}, "kv_memory_bytes is 'lots'"),
+    ],
+)
+def test_what_a_revision_may_not_change(settings: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        configured(ClusterConfig(), settings)
+    assert message in refused.value.message

@@ -1,7 +1,5 @@
 """Sampling parameters are refused by name, at their limits."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -1,7 +1,5 @@
 """The chart's schema knows the settings as the code has them."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -1,7 +1,5 @@
 """Reading of the pages of docs/operate."""
 
-from __future__ import annotations
-
 
 def table(text: str, heading: str) -> list[list[str]]:
     """Rows of the first table under that heading, without its head."""

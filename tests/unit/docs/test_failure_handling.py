@@ -1,18 +1,28 @@
-"""docs/failure-handling.md against the code: the figures that it names, and its anchors that other pages link to."""
+"""Test docs/failure-handling.md and docs/debugging.md against the code."""
 
-from __future__ import annotations
-
+import dataclasses
+import inspect
+import pkgutil
 import re
+import signal
 from pathlib import Path
 
+import pytest
+
 from tandem.controlplane.control_orders import SILENT_S
-from tandem.core.config import RouterSection
+from tandem.controlplane.environment import Environment
+from tandem.controlplane.up_flag_map import FLAGS
+from tandem.core.config import ClusterConfig, RouterSection, WorkerSection
+from tandem.core.cpu_level import CpuLevel
 from tandem.core.lease_timing import BEAT_S, LEASE_S, PROOF_OF_LIFE, STAND_S
+from tandem.core.timeout_scale import PATIENCE, PATIENCE_VARIABLE
+from tandem.kernels import backend, native
 from tandem.router.admission.admission_controller import _LEAST_S, _MOST_S
-from tandem.router.api.request_pacing import MAX_WAITING
-from tandem.router.dispatch.circuit_breaker import BURST_S, LONGEST_OPEN_S
-from tandem.router.dispatch.retry_policy import SECOND_CHANCE_S, Cause
-from tandem.workercore.deferred_messages import MAX_BYTES, MAX_MESSAGES
+from tandem.router.api.frontend import MAX_WAITING
+from tandem.router.dispatch.retry_policy import BURST_S, LONGEST_OPEN_S, SECOND_CHANCE_S, Cause
+from tandem.workercore.heartbeat import STACKS_SIGNAL
+from tandem.workercore.inbox import MAX_BYTES, MAX_MESSAGES
+from tests.unit.docs.operating import table
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "failure-handling.md").read_text()
@@ -64,3 +74,77 @@ def test_other_pages_link_to_headings_that_exist() -> None:
     linked = {anchor for page in LINKING for anchor in re.findall(r"failure-handling\.md#([\w-]+)", page.read_text())}
     assert linked
     assert linked <= headings
+
+
+DEBUGGING = (ROOT / "docs" / "debugging.md").read_text()
+PLACES = sorted(set(re.findall(r"`\w+/tandem/([\w/]+)\.py:([\w.]+)`", DEBUGGING)))
+
+
+def resolved(path: str, name: str) -> object:
+    return pkgutil.resolve_name(f"tandem.{path.replace('/', '.')}:{name}")
+
+
+@pytest.mark.parametrize(("path", "name"), PLACES, ids=[".".join(place) for place in PLACES])
+def test_places_are_real(path: str, name: str) -> None:
+    found = resolved(path, name)
+    assert inspect.isfunction(found) or inspect.isclass(found) or name.isupper(), name
+
+
+def test_places_of_the_way_are_functions() -> None:
+    rows = table(DEBUGGING, "The way of a request")
+    assert len(rows) > 8
+    for _, place, _ in rows:
+        path, _, name = place.strip("`").partition(".py:")
+        assert inspect.isfunction(resolved(path.partition("/tandem/")[2], name)), place
+
+
+def test_bounds_are_as_the_table_says() -> None:
+    rows = table(DEBUGGING, "Time to stand")
+    assert len(rows) > 5
+    for _, place, usual in rows:
+        path, _, name = place.strip("`").partition(".py:")
+        assert resolved(path.partition("/tandem/")[2], name) == float(usual.split()[0]) * PATIENCE, place
+
+
+def test_settings_that_follow_are_real() -> None:
+    line = DEBUGGING.split("Settings that follow: ")[1].split(". ")[0]
+    named = set(re.findall(r"`(\w+)`", line))
+    kinds = (ClusterConfig, WorkerSection, RouterSection)
+    assert len(named) > 3
+    assert named <= {field.name for kind in kinds for field in dataclasses.fields(kind)}
+    assert FLAGS["--patience"] == "patience"
+
+
+def test_variables_are_read() -> None:
+    read = {PATIENCE_VARIABLE, native.ENVIRONMENT_VARIABLE, backend.ENVIRONMENT_VARIABLE, "TANDEM_CPU_LEVEL"}
+    assert set(re.findall(r"\b(TANDEM_\w+)", DEBUGGING)) == read
+    assert set(re.findall(r"TANDEM_KERNELS=(\w+)", DEBUGGING)) <= set(backend.BACKENDS)
+    assert set(re.findall(r"TANDEM_CPU_LEVEL=(\w+)", DEBUGGING)) <= {level.label for level in CpuLevel}
+
+
+def test_the_hook_and_its_other_end_are_real() -> None:
+    [hook] = set(re.findall(r"PYTHONBREAKPOINT=([\w.]+)", DEBUGGING))
+    assert Environment.read({}).for_child(threads=1)["PYTHONBREAKPOINT"] == hook
+    [module] = set(re.findall(r"python -m (tandem[\w.]+)", DEBUGGING))
+    assert inspect.isfunction(pkgutil.resolve_name(f"{module}:main"))
+
+
+def test_the_signal_for_stacks_is_the_one_that_ranks_take() -> None:
+    [name] = set(re.findall(r"kill -(\w+)", DEBUGGING))
+    assert signal.Signals[f"SIG{name}"] == STACKS_SIGNAL
+
+
+def test_flags_of_pytest_are_ours() -> None:
+    conftest = (ROOT / "tests" / "conftest.py").read_text()
+    ours = set(re.findall(r'addoption\("(--[a-z-]+)"', conftest))
+    lines = re.findall(r"pytest (tests/\S+) (.*)", DEBUGGING)
+    assert len(lines) == 3
+    for path, words in lines:
+        assert (ROOT / path).exists(), path
+        assert set(re.findall(r"--[a-z-]+", words)) <= ours, words
+
+
+def test_it_stays_one_page() -> None:
+    lines = DEBUGGING.splitlines()
+    assert len(lines) <= 160
+    assert [line for line in lines if len(line) > 120] == []

@@ -1,7 +1,5 @@
 """docs/index.md against the code: metrics and bounds."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,7 @@
-"""Names in pages and forms exist: commands of `clusterctl` and their flags, make targets, programs, paths, links."""
+"""Test names in pages, decisions, CONTRIBUTING.md and the README."""
 
-from __future__ import annotations
-
+import ast
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -13,6 +13,7 @@ import pytest
 import typer.main
 
 from tandem.clusterctl.main import app
+from tandem.controlplane.model_catalog import DEFAULT
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted(
@@ -125,3 +126,89 @@ def test_what_is_looked_for_is_found() -> None:
     assert len(set(PATH.findall(text))) > 80
     with pytest.raises(AssertionError, match="clusterctl has no statsu"):
         follow(["statsu"])
+
+
+FOLDER = Path(__file__).parents[3] / "docs" / "adr"
+
+
+def test_numbers() -> None:
+    pages = sorted(FOLDER.glob("*.md"))
+    assert [int(page.name[:4]) for page in pages] == list(range(1, len(pages) + 1))
+    for number, page in enumerate(pages, 1):
+        assert page.read_text().startswith(f"# {number}. "), page.name
+
+
+PAGE = (ROOT / "CONTRIBUTING.md").read_text()
+STEPS = re.findall(r"^\d\. (.*(?:\n   .*)*)", PAGE.split("## Path of a request")[1].split("\n## ")[0], re.MULTILINE)
+
+
+def test_it_is_one_page() -> None:
+    assert len(PAGE.splitlines()) <= 120
+    assert max(map(len, PAGE.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.split("**")[1])
+def test_a_step_names_files_of_its_packages(step: str) -> None:
+    """Short paths are meant from a package that the step has named before with a whole path."""
+    packages: list[Path] = []
+    for name in re.findall(r"`([\w/]+\.py)`", step):
+        if whole := re.match(r"(\w+/tandem/\w+)/", name):
+            packages.append(ROOT / whole[1])
+            assert (ROOT / name).is_file(), name
+        else:
+            assert any((package / name).is_file() for package in packages), name
+    assert packages
+
+
+def test_there_are_eight_steps() -> None:
+    assert len(STEPS) == 8
+
+
+README = (ROOT / "README.md").read_text()
+
+
+def _blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def _commands() -> list[list[str]]:
+    lines = [line for block in _blocks("bash") for line in block.replace("\\\n", " ").splitlines()]
+    shown = [line[2:] for line in "\n".join(_blocks("console")).replace("\\\n", " ").splitlines() if line[:2] == "$ "]
+    return [shlex.split(line) for line in lines + shown if line.strip() and not line.startswith("#")]
+
+
+def test_the_first_screen_has_the_picture_two_commands_with_their_output_and_what_was_measured() -> None:
+    screen = README.partition("\n## ")[0]
+    assert len(screen.splitlines()) < 70
+    marks = [
+        "```mermaid",
+        "$ make serve\n ",
+        "$ curl",
+        '{"id":',
+        "The capital of France is Paris.",
+        "| time to first token, p50 |",
+        "`make bench NAME=serve`",
+    ]
+    assert sorted(marks, key=screen.index) == marks
+    assert "make test" in _blocks("bash")[0]
+
+
+def test_every_command_is_looked_at() -> None:
+    """Those of make and clusterctl in test_pages.py, curl here."""
+    assert {Path(words[0]).name for words in _commands()} == {"make", "clusterctl", "curl"}
+
+
+def test_curl_asks_the_model_of_make_serve() -> None:
+    for words in (words for words in _commands() if words[0] == "curl"):
+        assert json.loads(words[words.index("-d") + 1])["model"] == DEFAULT.name
+        assert any(word.startswith("http://127.0.0.1:8000/v1/") for word in words)
+
+
+def test_python_blocks_are_python() -> None:
+    for block in _blocks("python"):
+        ast.parse(block)
+
+
+@pytest.mark.parametrize("target", sorted({"serve", "test", "check", "proto", "bench", "proof", "train", "clean"}))
+def test_every_make_target_says_what_it_does(target: str) -> None:
+    assert re.search(rf"^{target}:.*## \w", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)

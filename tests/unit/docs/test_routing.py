@@ -1,14 +1,18 @@
-"""docs/routing.md against the code: the figures that it names."""
+"""Test docs/routing.md: its figures and its worked example."""
 
-from __future__ import annotations
-
+import dataclasses
 import re
 from pathlib import Path
 
-from tandem.core.config import WorkerSection
-from tandem.core.prefill_queue import ASSUMED_TOKENS_PER_S, MAX_ROWS
+import pytest
+
+from tandem.core.config import Disaggregation, WorkerSection
+from tandem.core.ids import GroupId, Incarnation, WorkerId
+from tandem.core.kv_compatibility import KVProfile
+from tandem.core.kv_layout import KVGroupSpec, KVLayout
+from tandem.core.prefill_queue import ASSUMED_TOKENS_PER_S, MAX_ROWS, PrefillSpeed, QueuedWork, QueueRules
+from tandem.core.state_enums import RoleName
 from tandem.engine.step_budget import TELLING_TOKENS
-from tandem.router.routing.affinity import AFFINITY_REQUESTS, AFFINITY_TOKENS
 from tandem.router.routing.cost_model import (
     ANSWER_TOKENS,
     ASSUMED_BYTES_PER_S,
@@ -21,13 +25,13 @@ from tandem.router.routing.cost_model import (
     MAX_SOURCES,
     MET,
     MOST_COMPUTING,
+    UNSURE,
+    with_sources,
 )
-from tandem.router.routing.inflight_load import STALE_S
-from tandem.router.routing.plan import MAX_OPTIONS
+from tandem.router.routing.observed_traffic import LASTING_S, STALE_S
+from tandem.router.routing.plan import AFFINITY_REQUESTS, AFFINITY_TOKENS, MAX_OPTIONS, Candidate, Job, Plan
 from tandem.router.routing.policies import llm_d, sglang
-from tandem.router.routing.policies.cost import ALIKE_S, TOP
-from tandem.router.routing.prefix_popularity import LASTING_S
-from tandem.router.routing.slo_penalty import UNSURE
+from tandem.router.routing.policies.cost import ALIKE_S, TOP, CostPolicy
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 WORDS = {"three": 3, "four": 4, "eight": 8, "half": 0.5}
@@ -95,3 +99,82 @@ def test_the_published_formulas() -> None:
         sglang.ABSOLUTE,
     ]
     assert sglang.RELATIVE == 1.5
+
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "routing.md").read_text()
+EXAMPLE = PAGE.split("## A worked example")[1].split("\n## ")[0]
+LAYERS, HEADS, WIDTH = 32, 8, 128
+KV = KVProfile(
+    fingerprint="example",
+    identity=(),
+    layout=KVLayout(
+        groups=(
+            KVGroupSpec(
+                group=GroupId(0), layers=tuple(range(LAYERS)), planes=2, heads=HEADS, width=WIDTH, block_tokens=16,
+                dtype="bfloat16",
+            ),
+        )
+    ),
+)  # fmt: skip
+JOB = Job(prompt_tokens=3000, max_tokens=256)
+SHORT, LONG = QueuedWork(due_s=0.5, tokens=1500), QueuedWork(due_s=20.0, tokens=8000)
+
+
+def _worker(name: str, role: RoleName) -> Candidate:
+    return Candidate(
+        worker=WorkerId(name), incarnation=Incarnation(1), role=role, prefill_speed=PrefillSpeed(tokens_per_s=5000.0),
+        rules=QueueRules(), free_blocks=10_000, total_blocks=10_000, profile=KV, link_speed=lambda to: 1e9,
+    )  # fmt: skip
+
+
+def _plan(*queue: QueuedWork) -> Plan:
+    """With this queue at prefill-0."""
+    busy = dataclasses.replace(
+        _worker("prefill-0", RoleName.PREFILL), held_tokens=2000, reusable_tokens=2000, queue=queue,
+        queued_tokens=sum(row.tokens for row in queue),
+    )  # fmt: skip
+    decode = dataclasses.replace(
+        _worker("decode-0", RoleName.DECODE), in_flight=8, running=8, decode_step_s=0.02, decode_sequence_s=0.0005
+    )
+    candidates = (busy, _worker("prefill-1", RoleName.PREFILL), decode)
+    return with_sources(CostPolicy(Disaggregation.AUTO).plan(JOB, candidates), JOB, candidates)
+
+
+def _row(option: Plan) -> list[str]:
+    cost = option.cost
+    assert cost is not None
+    prefill = f"`{option.prefill or option.decode}`"
+    parts = (cost.queue_s, cost.compute_s, cost.move_s, cost.room_s, cost.decode_s, cost.others_s, cost.total_s)
+    return [prefill, f"`{option.decode}`", *(f"{part:.3f}" for part in parts)]
+
+
+def _tables() -> list[list[list[str]]]:
+    """Cells of the tables in the example that list options, without marks of emphasis."""
+    tables = re.findall(r"\| prefill \| decode \|.*\n\|---.*\n((?:\|.*\n)+)", EXAMPLE)
+    return [
+        [[cell.strip().replace("*", "") for cell in line.strip("|").split("|")] for line in table.splitlines()]
+        for table in tables
+    ]
+
+
+def test_the_options_of_both_tables_are_those_of_the_policy() -> None:
+    assert _tables() == [[_row(option) for option in _plan(*queue).options] for queue in ((SHORT, LONG), ())]
+
+
+def test_the_choices_are_those_of_the_policy() -> None:
+    queued, idle = _plan(SHORT, LONG), _plan()
+    assert (queued.prefill, queued.decode, [one.worker for one in queued.sources]) == (
+        "prefill-1", "decode-0", ["prefill-0"],
+    )  # fmt: skip
+    assert (idle.prefill, idle.decode, idle.sources) == ("prefill-0", "decode-0", ())
+
+
+def test_nothing_in_the_example_is_promised_or_popular() -> None:
+    costs = [option.cost for queue in ((SHORT, LONG), ()) for option in _plan(*queue).options]
+    assert all(cost is not None and not cost.broken_s and not cost.reuse_s for cost in costs)
+
+
+def test_bytes_of_a_token() -> None:
+    [group] = KV.layout.groups
+    assert group.block_bytes() / group.block_tokens == pytest.approx(131_072)
+    assert "131,072 bytes" in EXAMPLE

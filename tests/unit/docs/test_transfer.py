@@ -1,7 +1,5 @@
 """The pages on KV transfer and frames.md against the code: guarantees, transports, offsets in the tables of bytes."""
 
-from __future__ import annotations
-
 import re
 import zlib
 from pathlib import Path
@@ -13,7 +11,7 @@ from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, Rank, Transf
 from tandem.core.kv_compatibility import Codec
 from tandem.kvtransfer import frame, link_meter, link_speeds, probed_connection, remeasure
 from tandem.kvtransfer.frame import Checksum, Frame, FrameKind, FrameReply, ReplyKind
-from tandem.kvtransfer.transports import base, collective, flow_control, grpc, ipc, payload_ring, slot_fences
+from tandem.kvtransfer.transports import base, collective, flow_control, frame_seqlock, grpc, ipc, payload_ring
 from tandem.kvtransfer.transports.registry import TRANSPORTS
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -142,7 +140,7 @@ UNDER_WAY: dict[str, tuple[float, ...]] = {
         payload_ring.RING_BYTES, collective.MAX_FRAMES, collective.MAX_PAYLOAD_BYTES,
         payload_ring.RING_BYTES / collective.REPORT_EVERY, collective.MAX_FRAMES / collective.REPORT_EVERY,
     ),
-    "cpu_ipc": (payload_ring.RING_BYTES, slot_fences.MAX_FRAMES, payload_ring.RING_BYTES / ipc.SHARE),
+    "cpu_ipc": (payload_ring.RING_BYTES, frame_seqlock.MAX_FRAMES, payload_ring.RING_BYTES / ipc.SHARE),
 }  # fmt: skip
 
 

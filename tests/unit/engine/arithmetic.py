@@ -17,13 +17,11 @@ from tandem.core.handoff import ChoiceState
 from tandem.core.ids import BlockId, GroupId
 from tandem.core.kv_layout import KVGroupSpec, KVLayout
 from tandem.core.sampling import SamplingParams
-from tandem.engine.choice_sampling import ChoiceSampling
 from tandem.engine.engine import Engine
-from tandem.engine.request import EngineRequest, RequestKind, StepResult
-from tandem.engine.runner_protocol import Ahead, Begun
+from tandem.engine.request import EngineRequest, RequestKind, StepResult, TokenOutput
+from tandem.engine.runner_protocol import Ahead, Begun, SampleRow, SeqSlice, StepBatch
 from tandem.engine.sampler import sample
-from tandem.engine.sampling_types import Sampled, SampleRow
-from tandem.engine.step_batch import SeqSlice, StepBatch
+from tandem.engine.sampling_state import ChoiceSampling
 from tandem.engine.step_budget import SchedulerConfig
 
 ROOT = BlockHash(b"r" * 16)
@@ -92,7 +90,7 @@ class ArithmeticRunner:
         self.layout = layout(groups, windows=windows)
         self.max_model_len = max_model_len
         self.vocab_size = VOCAB
-        self.eos_token_ids = (EOS,)
+        self.eos_token_ids: tuple[int, ...] = (EOS,)
         # Group 1 has other block ids for the same content, so that tables cannot be mixed up unseen.
         self.num_blocks = tuple(num_blocks + g for g in range(groups))
         self.pools = [[[0] * BLOCK for _ in range(count)] for count in self.num_blocks]
@@ -132,13 +130,13 @@ class ArithmeticRunner:
 
     def step(
         self, batch: StepBatch, rows: Sequence[SampleRow], on_layers: Callable[[int, int], None] | None = None
-    ) -> list[Sampled]:
+    ) -> list[TokenOutput]:
         assert self._begun is None, "a step beside another"
         return self.compute(batch, rows, on_layers)
 
     def compute(
         self, batch: StepBatch, rows: Sequence[SampleRow], on_layers: Callable[[int, int], None] | None = None
-    ) -> list[Sampled]:
+    ) -> list[TokenOutput]:
         queries = [s.query_tokens for s in batch.sequences]
         assert sum(queries) == len(batch.token_ids) == len(batch.positions)
         assert queries == sorted(queries, key=lambda count: count > 1), "decodes come first"
@@ -186,7 +184,7 @@ class BegunArithmetic:
         chosen: list[int],
     ) -> None:  # fmt: skip
         self._runner, self._batch, self._rows, self._before, self._chosen = runner, batch, rows, before, chosen
-        self._sampled: list[Sampled] | Exception | None = None
+        self._sampled: list[TokenOutput] | Exception | None = None
 
     def compute(self) -> None:
         """Once; what it raises is kept."""
@@ -207,7 +205,7 @@ class BegunArithmetic:
             raise RuntimeError("the step before failed")
         return [one.token for one in self._sampled]
 
-    def results(self) -> list[Sampled]:
+    def results(self) -> list[TokenOutput]:
         self.compute()
         self._runner.is_over(self)
         assert self._sampled is not None
@@ -300,7 +298,7 @@ class Bench:
 
     def step(self) -> StepResult:
         result = self.engine.step()
-        self.engine.check_integrity()
+        self.engine.scheduler.check_integrity()
         for output in result.outputs:
             place = (output.key, output.choice)
             got = self.outputs.setdefault(place, [])
@@ -322,9 +320,19 @@ class Bench:
             self.step()
         raise AssertionError(f"still at work after {limit} steps: {self.engine.in_flight()}")
 
-    def check_outputs(self, key: str) -> None:
-        """The request's outputs are the reference's."""
-        request = self.requests[key]
+    def finish(self, *keys: str) -> None:
+        """Run to the end and check these outputs, or all of them, and that nothing is held."""
+        self.run()
+        self.check_outputs(*keys)
+        self.check_idle()
+
+    def check_outputs(self, *keys: str) -> None:
+        """The outputs of these requests, or of all, are the reference's."""
+        for key in keys or self.requests:
+            self._check_output(self.requests[key])
+
+    def _check_output(self, request: EngineRequest) -> None:
+        key = request.key
         for choice in range(request.sampling.n):
             forced = next((c.tokens for c in request.forced if c.choice == choice), ())
             got = (*forced, *self.outputs.get((key, choice), ()))
@@ -352,7 +360,7 @@ class Bench:
 
     def check_idle(self) -> None:
         """Nothing is held: all blocks are free or cached."""
-        self.engine.check_integrity()
+        self.engine.scheduler.check_integrity()
         assert not self.engine.has_work
         assert self.engine.in_flight() == []
         for ledger in self.engine.ledgers:

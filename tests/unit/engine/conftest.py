@@ -1,7 +1,5 @@
 """Engines on the bundled model, with runners that are made once a file."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

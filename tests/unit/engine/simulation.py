@@ -1,23 +1,20 @@
 """A simulated engine on virtual time, small enough to be filled, preempted and broken by tests."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
 from tandem.core.block_hash import BlockHash
 from tandem.core.clock import ManualClock
-from tandem.core.handoff import ChoiceState
+from tandem.core.handoff import ChoiceState, TokenLogprob
 from tandem.core.ids import ChoiceIndex, GroupId
 from tandem.core.kv_layout import KVGroupSpec, KVLayout
 from tandem.core.sampling import SamplingParams
-from tandem.engine.choice_sampling import ChoiceSampling
 from tandem.engine.engine import Engine
 from tandem.engine.request import EngineRequest
-from tandem.engine.sampling_types import SampleRow
-from tandem.engine.sim.arithmetic import expected_tokens
+from tandem.engine.runner_protocol import SampleRow, SeqSlice, StepBatch
+from tandem.engine.sampling_state import ChoiceSampling
+from tandem.engine.sim.arithmetic import START, chain, combine, expected_tokens, fold, prompt_logprob
 from tandem.engine.sim.runner import SimRunner
-from tandem.engine.step_batch import SeqSlice, StepBatch
 from tandem.engine.step_budget import SchedulerConfig
 
 ROOT = BlockHash(b"r" * 16)
@@ -72,7 +69,7 @@ def run(engine: Engine, requests: Sequence[EngineRequest], limit: int = 2000) ->
         if not engine.has_work:
             return tokens
         result = engine.step()
-        engine.check_integrity()
+        engine.scheduler.check_integrity()
         assert not result.failed
         for output in result.outputs:
             tokens.setdefault((output.key, output.choice), []).append(output.token)
@@ -103,3 +100,12 @@ def say_again(runner: SimRunner, prompt: Sequence[int], tables: tuple[Sequence[i
 
 def _row() -> SampleRow:
     return SampleRow(0, 0, ChoiceSampling(GREEDY, 0, ()))
+
+
+def expected_prompt_logprobs(prompt: Sequence[int], vocab_size: int, params: SamplingParams) -> list[TokenLogprob]:
+    """The oracle of `prompt_logprobs`: of every prompt token but the first."""
+    value, found = 0, []
+    for each, token in zip(chain(START, prompt), prompt[1:], strict=False):
+        value = fold(value, (each,))
+        found.append(prompt_logprob(combine([value]), token, params, vocab_size))
+    return found

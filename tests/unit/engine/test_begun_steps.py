@@ -1,7 +1,5 @@
 """Decode steps that begin before the tokens of the one before are known: the same tokens, and no block too early."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -23,12 +21,9 @@ def test_the_same_tokens_with_one_step_begun_behind_the_other(ahead: str) -> Non
         bench.add(f"r{i}", tokens(5 + 3 * i, seed=i), max_tokens=6 + 5 * i, **(RANDOM | {"seed": i} if i % 2 else {}))
     bench.add("many", tokens(9), max_tokens=12, n=3, **RANDOM, logprobs=2)
     bench.add("ends", tokens(7, seed=4), max_tokens=60, ignore_eos=False, temperature=1.0, seed=11)
-    bench.run()
-    for key in bench.requests:
-        bench.check_outputs(key)
+    bench.finish()
     assert bench.outputs["ends", 0][-1] == EOS, "one that the step behind did not foresee"
     assert bench.runner.begun > 20
-    bench.check_idle()
 
 
 @WHEN
@@ -57,9 +52,7 @@ def test_a_block_that_a_begun_step_writes_goes_to_nobody_else(ahead: str) -> Non
     first = ChoiceState(choice=ChoiceIndex(0), tokens=expected(request)[:1])
     bench.requests["b"] = make_request("b", prompt, max_tokens=3, forced=(first,))
     bench.engine.add_prefilled(request, holder, (room[0].blocks,), (first,))
-    bench.run()
-    bench.check_outputs("b")
-    bench.check_idle()
+    bench.finish("b")
 
 
 @WHEN
@@ -76,11 +69,8 @@ def test_preempted_choices_come_back_with_the_right_tokens(ahead: str) -> None:
     assert bench.engine.reserve(holder, [], 8) is not None
     bench.step()
     assert ("r1", 0) in bench.outputs
-    bench.engine.release_holder(holder)
-    bench.run()
-    for key in bench.requests:
-        bench.check_outputs(key)
-    bench.check_idle()
+    bench.engine.blocks.release_holder(holder)
+    bench.finish()
 
 
 @WHEN
@@ -94,9 +84,7 @@ def test_whoever_comes_waits_for_one_step_more_at_most(ahead: str) -> None:
     assert bench.step().prefill_tokens == 0
     assert bench.runner.begun == begun, "nothing begins while somebody waits"
     assert bench.step().prefill_tokens == 10
-    bench.run()
-    bench.check_outputs("a")
-    bench.check_outputs("b")
+    bench.finish("a", "b")
 
 
 @WHEN
@@ -105,11 +93,9 @@ def test_no_step_begins_behind_the_one_that_brings_the_last_token(ahead: str, ma
     """Even where the context ends there too."""
     bench = Bench(max_model_len=max_model_len, ahead=ahead)
     bench.add("a", tokens(6), max_tokens=10)
-    bench.run()
-    bench.check_outputs("a")
+    bench.finish("a")
     assert bench.runner.steps == 10, "a step a token"
     assert bench.runner.begun == 8, "all but the prompt's and the first of the decodes"
-    bench.check_idle()
 
 
 @WHEN
@@ -124,9 +110,8 @@ def test_choices_that_depend_on_tokens_before_wait_for_them(ahead: str, settings
         bench.step()
     assert bench.runner.begun == 0
     bench.engine.cancel("a")
-    bench.run()
+    bench.finish("b")
     assert bench.runner.begun > 0
-    bench.check_outputs("b")
 
 
 @WHEN
@@ -156,11 +141,9 @@ def test_a_begun_step_behind_one_that_fails_is_forgotten(ahead: str) -> None:
     while not bench.step().failed:
         assert bench.engine.has_work
     bench.engine.probe()  # beside the step that has begun for the other one
-    bench.run()
+    bench.finish("b")
     assert list(bench.failed) == ["a"]
     assert bench.outputs["a", 0] == list(answer[: place + 1])
-    bench.check_outputs("b")
-    bench.check_idle()
 
 
 @WHEN
@@ -176,7 +159,7 @@ def test_a_begun_steps_time_runs_from_the_end_of_the_one_before(ahead: str) -> N
             assert result.started_s == before.ended_s
         assert result.ended_s > result.started_s
         before = result
-    assert bench.engine.prefill_speed.tokens_per_s >= 0
+    assert bench.engine.pace.prefill_speed.tokens_per_s >= 0
 
 
 @WHEN
@@ -186,5 +169,4 @@ def test_who_is_older_than_all_disturbs_nobody(ahead: str) -> None:
     for _ in range(3):
         bench.step()
     assert bench.engine.preempt_for(math.inf, [1]) == []
-    bench.run()
-    bench.check_outputs("a")
+    bench.finish("a")

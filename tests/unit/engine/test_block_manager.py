@@ -1,7 +1,5 @@
 """Blocks of sequences in several groups: all or nothing, one writer a block."""
 
-from __future__ import annotations
-
 import pytest
 
 from tandem.core.errors import ConfigError

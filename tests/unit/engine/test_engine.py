@@ -1,7 +1,5 @@
 """The engine over arithmetic: under any schedule, the tokens are those of a computation without blocks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -11,7 +9,7 @@ from tandem.core.errors import ContextLengthError, InternalError, InvalidRequest
 from tandem.core.handoff import ChoiceState
 from tandem.core.ids import ChoiceIndex, GroupId
 from tandem.core.ledger import Holder, HoldKind
-from tandem.core.lifecycle import FinishReason
+from tandem.core.state_enums import FinishReason
 from tandem.engine.request import PrefillSlice, RequestKind
 from tests.unit.engine.arithmetic import BLOCK, EOS, ROOT, Bench, cached_blocks, expected, make_request, tokens
 
@@ -24,20 +22,15 @@ G0 = GroupId(0)
 def test_tokens_do_not_depend_on_chunks(groups: int, chunk: int, prompt: int) -> None:
     bench = Bench(groups=groups, chunk_tokens=chunk, max_step_tokens=max(chunk, 8))
     bench.add("a", tokens(prompt))
-    bench.run()
-    bench.check_outputs("a")
-    bench.check_idle()
+    bench.finish("a")
 
 
 def test_many_at_once_share_steps_and_prefixes() -> None:
     bench = Bench(num_blocks=200, max_step_tokens=16)
     for i in range(12):
         bench.add(f"r{i}", tokens(9 + i, seed=i % 3), max_tokens=5 + i % 4)
-    bench.run()
-    for key in bench.requests:
-        bench.check_outputs(key)
+    bench.finish()
     assert bench.runner.most_sequences > 4
-    bench.check_idle()
 
 
 def test_a_repeated_prompt_hits_all_full_blocks_but_computes_one_token() -> None:
@@ -49,9 +42,8 @@ def test_a_repeated_prompt_hits_all_full_blocks_but_computes_one_token() -> None
     result = bench.step()
     assert result.admitted == {"b": 8}
     assert bench.engine.cached_tokens("b") == 8
-    bench.run()
+    bench.finish("b")
     assert bench.runner.tokens - computed == 4 + 1
-    bench.check_outputs("b")
 
 
 def test_generated_blocks_are_cached_too() -> None:
@@ -61,8 +53,7 @@ def test_generated_blocks_are_cached_too() -> None:
     answer = tuple(bench.outputs["a", 0])
     bench.add("b", (*first.prompt, *answer, 9, 9), max_tokens=3)
     assert bench.step().admitted == {"b": 12}
-    bench.run()
-    bench.check_outputs("b")
+    bench.finish("b")
 
 
 def test_a_hit_needs_every_group() -> None:
@@ -72,9 +63,7 @@ def test_a_hit_needs_every_group() -> None:
     bench.engine.ledgers[1].evict_cached()
     bench.add("b", tokens(13), max_tokens=2)
     assert bench.step().admitted == {"b": 0}
-    bench.run()
-    bench.check_outputs("b")
-    bench.check_idle()
+    bench.finish("b")
 
 
 def test_blocks_are_published_only_after_their_step() -> None:
@@ -88,9 +77,9 @@ def test_blocks_are_published_only_after_their_step() -> None:
     bench.engine.step(hook)
     assert seen == [0, 0]
     assert len(cached_blocks(bench.engine, ROOT, tokens(8), G0)) == 2
-    events = bench.engine.take_block_events()
+    events = bench.engine.blocks.take_events()
     assert [event.hash for event in events if event.is_stored] == chain(ROOT, tokens(8), BLOCK)
-    assert bench.engine.take_block_events() == []
+    assert bench.engine.blocks.take_events() == []
 
 
 def test_the_layer_hook_hears_of_every_chunk() -> None:
@@ -110,8 +99,7 @@ def test_the_finishing_eos_is_reported_with_stop() -> None:
     stopped = [place for place, reason in bench.ended.items() if reason is FinishReason.STOP]
     assert stopped
     assert all(bench.outputs[place][-1] == EOS for place in stopped)
-    for key in bench.requests:
-        bench.check_outputs(key)
+    bench.check_outputs()
 
 
 def test_stop_token_ids_end_a_choice() -> None:
@@ -132,23 +120,18 @@ def test_choices_share_the_prompt_and_copy_its_tail(prompt: int, groups: int) ->
     assert bench.runner.tokens == prompt
     held = bench.engine.ledgers[0].counts().request
     assert held == -(-prompt // BLOCK), "full and partial prompt blocks are shared until somebody writes"
-    bench.run()
+    bench.finish("a")
     assert bench.runner.copies == (2 * groups if prompt % BLOCK else 0)
     assert len({tuple(bench.outputs["a", c]) for c in range(3)}) > 1
-    bench.check_outputs("a")
-    bench.check_idle()
 
 
 def test_preempted_requests_come_back_and_say_the_same() -> None:
     bench = Bench(num_blocks=10, max_step_tokens=16)
     for i in range(3):
         bench.add(f"r{i}", tokens(8, i), max_tokens=16)
-    bench.run()
+    bench.finish()
     assert bench.preempted
     assert "r0" not in bench.preempted, "the oldest is never preempted"
-    for key in bench.requests:
-        bench.check_outputs(key)
-    bench.check_idle()
 
 
 def test_what_a_preempted_request_computes_again_is_told() -> None:
@@ -169,11 +152,8 @@ def test_choices_survive_preemption() -> None:
     bench = Bench(num_blocks=14, max_step_tokens=16)
     bench.add("old", tokens(8, 1), max_tokens=24)
     bench.add("a", tokens(6, 2), max_tokens=12, n=3, temperature=1.0, seed=9)
-    bench.run()
+    bench.finish()
     assert "a" in bench.preempted
-    for key in bench.requests:
-        bench.check_outputs(key)
-    bench.check_idle()
 
 
 def _forced(request_outputs: dict[int, tuple[int, ...]]) -> tuple[ChoiceState, ...]:
@@ -188,8 +168,7 @@ def test_forced_outputs_are_computed_but_not_reported(lengths: dict[int, int]) -
     known = _forced({c: expected(whole, c)[:length] for c, length in lengths.items()})
     bench = Bench()
     bench.add("a", tokens(7), 9, forced=known, **options)
-    bench.run()
-    bench.check_outputs("a")
+    bench.finish("a")
     for choice in range(n):
         assert expected(bench.requests["a"], choice) == expected(whole, choice)
     bench.check_idle()
@@ -226,20 +205,22 @@ def test_cancel_in_every_phase_returns_all_blocks() -> None:
             bench.step()
         assert bench.engine.cancel("a") is True
         assert bench.engine.cancel("a") is False
-        bench.engine.check_integrity()
+        bench.engine.scheduler.check_integrity()
         assert "a" not in bench.engine.in_flight()
-        bench.run()
-        bench.check_outputs("old")
-        bench.check_idle()
+        bench.finish("old")
 
 
 def test_release_inside_a_layer_hook() -> None:
     bench = Bench()
     bench.add("a", tokens(8, 1), max_tokens=2)
     bench.add("b", tokens(8, 2), max_tokens=2)
-    result = bench.engine.step(lambda slices, first, last: bench.engine.release("a"))
+
+    def hook(slices: tuple[PrefillSlice, ...], first: int, last: int) -> None:
+        bench.engine.cancel("a")
+
+    result = bench.engine.step(hook)
     assert {output.key for output in result.outputs} == {"b"}
-    bench.engine.check_integrity()
+    bench.engine.scheduler.check_integrity()
     bench.engine.cancel("b")
     bench.check_idle()
 
@@ -255,7 +236,7 @@ def test_prefill_only_keeps_its_blocks_until_release() -> None:
     assert tuple(bench.outputs["a", 0]) == expected(bench.requests["a"], groups=2)[:1]
     assert bench.engine.in_flight() == ["a"]
     assert not bench.engine.has_work
-    bench.engine.release("a")
+    bench.engine.cancel("a")
     bench.check_idle()
     assert len(cached_blocks(bench.engine, ROOT, tokens(10), GroupId(1))) == 2
     with pytest.raises(KeyError):
@@ -274,7 +255,7 @@ def test_prefill_only_replays_sample_one_token_a_choice(lengths: dict[int, int])
     for choice in range(3):
         index = lengths.get(choice, 0)
         assert bench.outputs["a", choice] == [expected(whole, choice)[index]]
-    bench.engine.release("a")
+    bench.engine.cancel("a")
     bench.check_idle()
 
 
@@ -286,11 +267,8 @@ def test_prefill_only_is_never_preempted() -> None:
     for _ in range(40):
         bench.step()
     assert "p" not in bench.preempted
-    bench.engine.release("p")
-    bench.run()
-    for key in ("old", "mid"):
-        bench.check_outputs(key)
-    bench.check_idle()
+    bench.engine.cancel("p")
+    bench.finish("old", "mid")
 
 
 def test_a_device_that_is_broken_for_good_ends_the_engine() -> None:
@@ -309,12 +287,10 @@ def test_nan_logits_fail_one_request_and_forget_what_it_cached() -> None:
     bench = Bench(poison=31, chunk_tokens=4)  # two blocks are cached before the bad token is seen
     bench.add("good", tokens(9, 1), max_tokens=6)
     bench.add("bad", (*tokens(8, 2), 31), max_tokens=6)
-    bench.run()
+    bench.finish("good")
     assert list(bench.failed) == ["bad"]
     assert isinstance(bench.failed["bad"], InternalError)
-    bench.check_outputs("good")
     assert cached_blocks(bench.engine, ROOT, tokens(8, 2), G0) == []
-    bench.check_idle()
 
 
 def test_bad_blocks_are_not_found_while_a_push_holds_them_nor_afterwards() -> None:
@@ -341,9 +317,7 @@ def test_an_exception_of_the_runner_fails_that_step_only() -> None:
     assert isinstance(bench.failed["bad"], InternalError)
     assert "a broken step" in str(bench.failed["bad"])
     bench.add("good", tokens(9, 1), max_tokens=6)
-    bench.run()
-    bench.check_outputs("good")
-    bench.check_idle()
+    bench.finish("good")
 
 
 def test_what_can_never_fit_is_refused_at_once() -> None:
@@ -374,10 +348,7 @@ def test_what_just_fits_runs() -> None:
     bench.add("a", tokens(30), max_tokens=3)
     bench.add("b", tokens(6), max_tokens=11, n=2, temperature=1.0)  # 1 shared block, 3 + 3 of their own, 1 spare
     bench.add("c", tokens(6), max_tokens=7, n=3, temperature=1.0)
-    bench.run()
-    for key in bench.requests:
-        bench.check_outputs(key)
-    bench.check_idle()
+    bench.finish()
 
 
 def test_logprobs_come_out_with_tokens() -> None:
@@ -399,10 +370,10 @@ def test_replays_set_their_blocks_aside_and_cannot_lock_each_other_out() -> None
         bench.step()
     assert bench.engine.in_flight() == ["a", "b"]
     assert len(bench.outputs) == 2
-    bench.engine.release("a")
+    bench.engine.cancel("a")
     bench.run()
     assert len(bench.outputs) == 4
-    bench.engine.release("b")
+    bench.engine.cancel("b")
     bench.check_idle()
 
 
@@ -447,11 +418,8 @@ def test_the_youngest_make_way_for_an_older_ticket_and_still_answer() -> None:
     assert bench.engine.preempt_for(0.5, [24]) == [], "not even all of them would do"
     assert bench.engine.ledgers[0].available == available
     assert bench.engine.preempt_for(0.5, [available]) == ["r3"], "one is enough"
-    assert bench.engine.oldest_preempted_s == 3.0
-    bench.run()
-    for number in range(4):
-        bench.check_outputs(f"r{number}")
-    bench.check_idle()
+    assert bench.engine.scheduler.oldest_preempted_s == 3.0
+    bench.finish()
 
 
 def test_the_oldest_that_cannot_grow_is_known_until_it_can() -> None:
@@ -463,9 +431,8 @@ def test_the_oldest_that_cannot_grow_is_known_until_it_can() -> None:
     assert ledger.allocate(tickets, ledger.available) is not None
     for _ in range(8):
         bench.step()
-    assert bench.engine.is_starved
+    assert bench.engine.scheduler.is_starved
     assert bench.engine.is_short_of_blocks
     ledger.release(tickets)
-    bench.run()
-    assert not bench.engine.is_starved
-    bench.check_outputs("a")
+    bench.finish("a")
+    assert not bench.engine.scheduler.is_starved

@@ -1,7 +1,5 @@
 """Random lives of requests in a pool that is too small for them: integrity always, and the reference's tokens."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -194,8 +192,8 @@ class EngineMachine(RuleBasedStateMachine):
     def agrees(self) -> None:
         if not hasattr(self, "engine"):
             return
-        self.engine.check_integrity()
-        for event in self.engine.take_block_events():
+        self.engine.scheduler.check_integrity()
+        for event in self.engine.blocks.take_events():
             place = (event.group, bytes(event.hash))
             assert (place in self.findable) is not event.is_stored
             self.findable ^= {place}
@@ -215,7 +213,7 @@ class EngineMachine(RuleBasedStateMachine):
                     forced = next((c.tokens for c in request.forced if c.choice == choice), ())
                     wanted = expected(request, choice, self.bench.groups, windows=self.bench.windows)
                     assert self.bench.outputs[place] == list(wanted[len(forced) : len(forced) + 1])
-                self.engine.release(key)
+                self.engine.cancel(key)
 
 
 EngineMachine.TestCase.settings = settings(

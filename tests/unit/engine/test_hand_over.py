@@ -1,7 +1,5 @@
 """A request that another engine prefilled goes on here: its blocks become its own, nothing is computed again."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -10,7 +8,7 @@ from tandem.core.errors import InternalError
 from tandem.core.handoff import ChoiceState
 from tandem.core.ids import ChoiceIndex, GroupId
 from tandem.core.ledger import Holder, HoldKind, LedgerError
-from tandem.core.lifecycle import FinishReason
+from tandem.core.state_enums import FinishReason
 from tandem.engine.request import RequestKind
 from tests.unit.engine.arithmetic import BLOCK, ROOT, Bench, cached_blocks, make_request, tokens
 
@@ -47,7 +45,7 @@ def _hand_over(n: int, prompt: int, groups: int = 1, pushing: bool = False) -> N
         ledger.release(Holder(HoldKind.PUSHING, "again"))
     receiver.check_outputs("a")
     receiver.check_idle()
-    sender.engine.release("a")
+    sender.engine.cancel("a")
     sender.check_idle()
     assert first.prompt == request.prompt
 

@@ -1,7 +1,5 @@
 """Forbidden tokens against transformers' processors, and what is left where everything would be forbidden."""
 
-from __future__ import annotations
-
 import math
 import random
 
@@ -10,10 +8,10 @@ import torch
 from transformers import MinNewTokensLengthLogitsProcessor, NoBadWordsLogitsProcessor
 
 from tandem.core.sampling import SamplingParams
-from tandem.engine.choice_sampling import ChoiceSampling
-from tandem.engine.masks import apply_masks
+from tandem.engine.logits_processors import apply_masks
+from tandem.engine.runner_protocol import SampleRow
 from tandem.engine.sampler import sample
-from tandem.engine.sampling_types import SampleRow
+from tandem.engine.sampling_state import ChoiceSampling
 
 VOCAB = 40
 EOS = (1, 2)

@@ -1,7 +1,5 @@
 """The uses of a rank's memory, by arithmetic, and the message where there is too little of it."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from pathlib import Path
@@ -16,7 +14,8 @@ from tandem.engine.memory_plan import AutomaticKV, MemoryPlan, StepBounds, free_
 from tandem.engine.model_config import read_model_config
 from tandem.engine.pool_plan import kv_layout
 from tandem.engine.rope_config import RopeConfig
-from tandem.kernels.extend_attention import binding, flash
+from tandem.kernels import extend_attention
+from tandem.kernels.extend_attention import flash
 from tests.unit.engine.bundled import MODEL
 
 MIB = 1 << 20
@@ -74,7 +73,7 @@ def test_on_a_cpu_the_longest_context_is_gathered() -> None:
 
 def test_what_attention_reorders_is_bounded_as_the_kernel_bounds_it() -> None:
     assert memory_plan.REORDERED_BYTES == flash.REORDERED_BYTES
-    assert memory_plan._CODE_WIDTHS == binding._WIDTHS
+    assert memory_plan._CODE_WIDTHS == extend_attention._WIDTHS
 
 
 def test_norms_of_heads_count_where_attention_is_the_widest_moment() -> None:
@@ -160,6 +159,15 @@ def test_the_container_bounds_what_is_free(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("max\n")
     assert free_host_bytes(info, tmp_path) == 20000 << 10
     assert free_host_bytes(tmp_path / "nothing", tmp_path) is None
+
+
+def test_memory_that_a_container_has_left_by_version_1_of_control_groups(tmp_path: Path) -> None:
+    folder = tmp_path / "memory"
+    folder.mkdir()
+    (folder / "memory.usage_in_bytes").write_text("5000000\n")
+    (folder / "memory.stat").write_text("inactive_file 1\ntotal_inactive_file 1500000\ntotal_active_file 500000\n")
+    (folder / "memory.limit_in_bytes").write_text("8000000\n")
+    assert free_host_bytes(tmp_path / "nothing", tmp_path) == 8000000 - 5000000 + 2000000
 
 
 ONE = dataclasses.replace(PLAN, kv=500 * MIB)

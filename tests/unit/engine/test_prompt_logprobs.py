@@ -1,7 +1,5 @@
 """Log-probabilities of prompts: the oracle's, each once, also if cached, preempted, forced or in the same step."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 import pytest
@@ -13,9 +11,17 @@ from tandem.core.sampling import SamplingParams
 from tandem.engine import engine as engine_module
 from tandem.engine.engine import Engine
 from tandem.engine.request import EngineRequest, RequestKind, StepResult
-from tandem.engine.sim.arithmetic import expected_prompt_logprobs
 from tests.unit.engine.arithmetic import cached_blocks
-from tests.unit.engine.simulation import ROOT, VOCAB, layout, new_engine, new_runner, oracle, prompt_of
+from tests.unit.engine.simulation import (
+    ROOT,
+    VOCAB,
+    expected_prompt_logprobs,
+    layout,
+    new_engine,
+    new_runner,
+    oracle,
+    prompt_of,
+)
 
 GREEDY = {"temperature": 0.0, "max_tokens": 8}
 
@@ -42,7 +48,7 @@ class Listener:
 
     def step(self) -> StepResult:
         result = self.engine.step()
-        self.engine.check_integrity()
+        self.engine.scheduler.check_integrity()
         assert not result.failed
         for part in result.prompt_logprobs:
             assert part.position == 1 + len(self.scores[part.key]), "each position once, in order"

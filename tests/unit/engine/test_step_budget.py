@@ -1,13 +1,14 @@
 """The pace that sizes chunks: how fast prompts are computed, as measured, and how many of their tokens fit a step."""
 
-from __future__ import annotations
+import random
+from dataclasses import dataclass, replace
 
 import pytest
 
 from tandem.core.config import WorkerSection
 from tandem.core.errors import ConfigError
 from tandem.core.prefill_queue import PrefillSpeed, QueueRules, attended
-from tandem.engine.step_budget import TELLING_TOKENS, SchedulerConfig, StepPace
+from tandem.engine.step_budget import TELLING_TOKENS, WITHOUT_DECODES, SchedulerConfig, StepPace
 
 
 def test_a_speed_is_told_when_it_tells_something_and_counts_by_tokens() -> None:
@@ -25,10 +26,10 @@ def test_decode_time_is_taken_off_the_budget() -> None:
     pace = StepPace(SchedulerConfig(max_step_s=0.1), 4)
     assert pace.chunk_budget(0) == 512
     pace.observe(100, 0, 0.1)
-    assert pace.chunk_budget(0) == 100
+    assert (pace.chunk_budget(1), pace.chunk_budget(0)) == (100, 248)
     pace.observe(0, 3, 0.06)
     assert pace.chunk_budget(3) == 40
-    assert pace.chunk_budget(0) == 100
+    assert pace.chunk_budget(0) == 300, "five times 0.06 s: of a step of 0.25 s a quarter would be fixed cost"
     pace.observe(40, 3, 0.1)  # 40 tokens in what decoding left: the rate stands
     assert pace.prefill_tokens_per_s == pytest.approx(1000)
     pace.observe(0, 3, 10.0)
@@ -96,7 +97,7 @@ def test_an_engine_that_is_told_nothing_has_the_budgets_of_the_settings() -> Non
 def test_chunks_are_whole_blocks() -> None:
     pace = StepPace(SchedulerConfig(max_step_s=0.1), 16)
     pace.observe(200, 0, 0.2)
-    assert pace.chunk_budget(0) == 96, "100 tokens fit"
+    assert (pace.chunk_budget(1), pace.chunk_budget(0)) == (96, 240), "100 and 250 tokens fit"
 
 
 def test_decodes_of_which_nothing_is_known_take_no_time() -> None:
@@ -110,8 +111,8 @@ def test_decodes_of_which_nothing_is_known_take_no_time() -> None:
 def test_a_decode_step_that_was_held_up_makes_no_rate_out_of_bounds() -> None:
     pace = StepPace(SchedulerConfig(), 4)
     pace.observe(0, 3, 10.0)
-    pace.observe(40, 3, 0.1)
-    assert pace.prefill_tokens_per_s == pytest.approx(40 / 0.01), "a tenth of the step at least was prefill"
+    pace.observe(80, 3, 0.1)
+    assert pace.prefill_tokens_per_s == pytest.approx(80 / 0.01), "a tenth of the step at least was prefill"
 
 
 def test_one_step_alone_changes_a_rate_only_a_little() -> None:
@@ -164,3 +165,123 @@ def test_no_token_is_taken_to_cost_less_than_nothing() -> None:
     found = pace.prefill_speed
     assert found.context_s == 0.0
     assert 0.5 < found.tokens_per_s <= 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """A prefill step takes `fixed_s` and `token_s` a token, `pair_s` for each token before it. With decodes it takes
+    `decode_s` more, less `shared_s`."""
+
+    fixed_s: float = 0.0
+    token_s: float = 0.0023
+    pair_s: float = 0.0
+    decode_s: float = 0.06
+    shared_s: float = 0.0
+    noise: float = 0.0
+
+    def serve(self, pace: StepPace, prompt_tokens: int, decodes: int = 0, seed: int = 1) -> list[tuple[int, float]]:
+        """Compute a prompt in the chunks that `pace` allows; returns their tokens and seconds."""
+        steps, start, draws = [], 0, random.Random(seed)
+        while start < prompt_tokens:
+            budget = pace.chunk_budget(decodes)
+            assert 16 <= budget <= max(16, 512 - decodes)
+            assert budget % 16 == 0 or budget == 512 - decodes
+            end = min(prompt_tokens, (start + budget) // 16 * 16)
+            pairs = attended(start, end)
+            took_s = self.fixed_s + self.token_s * (end - start) + self.pair_s * pairs
+            took_s += self.decode_s - self.shared_s if decodes else 0.0
+            took_s *= 1 + self.noise * abs(draws.gauss(0, 1))
+            pace.observe(end - start, decodes, took_s, pairs)
+            steps.append((end - start, took_s))
+            start = end
+        if decodes:
+            pace.observe(0, decodes, self.decode_s)
+        return steps
+
+
+SLOW = Machine(fixed_s=0.1)
+WARM_UP = [(3, 0, 0.14), (1, 0, 0.1023)]
+STARTS = {
+    "nothing known": [],
+    "warm": WARM_UP,
+    "slow first step": [*WARM_UP, (409, 0, 5.0)],
+    "slow first steps": [*WARM_UP, *[(409, 0, 5.0)] * 20],
+    "slow small step": [*WARM_UP, (16, 0, 5.0)],
+    "fast first step": [*WARM_UP, (409, 0, 0.01)],
+    "short prompts alone": [*WARM_UP, *[(16, 0, 0.137)] * 50],
+    "beside decodes alone": [*WARM_UP, *[(16, 3, 0.2)] * 50],
+}
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+@pytest.mark.parametrize("start", STARTS)
+def test_from_no_start_do_chunks_end_small_where_steps_have_a_fixed_cost(start: str, noise: float) -> None:
+    """A prompt soon takes at most a third longer than in one step, besides the noise."""
+    machine, pace = replace(SLOW, noise=noise), StepPace(SchedulerConfig(), 16)
+    for tokens, decodes, took_s in STARTS[start]:
+        pace.observe(tokens, decodes, took_s)
+    runs = [machine.serve(pace, 409, seed=seed) for seed in range(40)]
+    whole_s = SLOW.fixed_s + 409 * SLOW.token_s
+    times = [sum(took_s for _, took_s in steps) / whole_s for steps in runs]
+    assert max(times[8:]) < 1.4
+    assert pace.chunk_budget(0) >= 144, "176 tokens take four times the fixed cost"
+
+
+@pytest.mark.parametrize("token_s", [0.01, 0.002, 0.0005])
+def test_without_a_fixed_cost_every_step_keeps_the_time_bound(token_s: float) -> None:
+    """Longer ones without decodes."""
+    machine, pace = Machine(token_s=token_s, decode_s=0.02), StepPace(SchedulerConfig(), 16)
+    pace.observe(1, 0, token_s)
+    pace.observe(0, 3, machine.decode_s)
+    for number in range(4):
+        machine.serve(pace, 300 + 50 * number)
+    fits = min(512, int(WITHOUT_DECODES * 0.2 / token_s) // 16 * 16)
+    assert pace.chunk_budget(0) == pytest.approx(fits, abs=16)
+    for decodes, bound_s in ((3, 0.2), (0, WITHOUT_DECODES * 0.2)):
+        steps = [step for number in range(20) for step in machine.serve(pace, 1000 + number, decodes=decodes)]
+        assert max(took_s for _, took_s in steps) <= bound_s + 1e-9
+
+
+def test_with_decodes_the_time_bound_holds() -> None:
+    """However much of what is left goes into the fixed cost; a single block goes in any case."""
+    machine, pace = replace(SLOW, shared_s=0.06), StepPace(SchedulerConfig(), 16)
+    for tokens, decodes, took_s in WARM_UP:
+        pace.observe(tokens, decodes, took_s)
+    machine.serve(pace, 409)
+    for number in range(40):
+        steps = machine.serve(pace, 200 + 37 * number % 300, decodes=3)
+    assert max(took_s for tokens, took_s in steps if tokens > 16) <= 0.2
+
+
+def test_after_a_warm_up_the_time_bound_holds_beside_decodes() -> None:
+    """The rate of its small steps is all that is known; alone, a prompt shows another."""
+    pace = StepPace(SchedulerConfig(), 16)
+    for tokens, decodes, took_s in WARM_UP:
+        pace.observe(tokens, decodes, took_s)
+    assert (pace.chunk_budget(0), pace.chunk_budget(3)) == (512, 16)
+    pace.observe(0, 3, SLOW.decode_s)
+    steps = [step for _ in range(5) for step in SLOW.serve(pace, 409, decodes=3)]
+    assert max(took_s for _, took_s in steps) <= 0.2 + SLOW.decode_s
+
+
+def test_one_held_up_step_is_forgotten_by_small_ones_too() -> None:
+    """A small step lowers no rate, but it shows that tokens are faster than was thought."""
+    pace = StepPace(SchedulerConfig(), 16)
+    pace.observe(1, 0, 0.002)
+    pace.observe(512, 0, 20.0)
+    assert pace.chunk_budget(0) == 16
+    for _ in range(60):
+        tokens = pace.chunk_budget(0)
+        pace.observe(tokens, 0, 0.002 + tokens / 2000)
+    assert pace.chunk_budget(0) >= 368
+
+
+def test_a_reset_pace_knows_no_fixed_cost() -> None:
+    pace = StepPace(SchedulerConfig(max_step_tokens=256, max_step_s=0.08), 16)
+    for tokens, decodes, took_s in (*WARM_UP, *[(256, 0, 0.6888)] * 10):
+        pace.observe(tokens, decodes, took_s)
+    assert pace.chunk_budget(0) == pytest.approx(192, abs=16)
+    pace.forget()
+    assert (pace.chunk_budget(0), pace.prefill_tokens_per_s) == (256, None)
+    pace.observe(256, 0, 0.6888)
+    assert pace.chunk_budget(0) == 64, "by the time bound alone"

@@ -1,7 +1,5 @@
 """KV that left a sliding window goes back while the sequence runs; the output stays the same."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +9,7 @@ from tandem.core.block_hash import BlockHash, chain
 from tandem.core.handoff import ChoiceState
 from tandem.core.ids import ChoiceIndex
 from tandem.core.ledger import BlockLedger, Holder, HoldKind
-from tandem.engine.prefix_hits import longest_hit
+from tandem.engine.block_manager import longest_hit
 from tandem.engine.request import RequestKind
 from tests.unit.engine.arithmetic import BLOCK, ROOT, VOCAB, Bench, Windows, layout, make_request, tokens
 
@@ -60,8 +58,7 @@ def test_a_prompt_gives_back_what_its_chunks_left_behind() -> None:
         sizes.append(held(bench))
     assert sizes == [15, 14, 12, 10, 8, 6, 4, 3]
     assert bench.engine.ledgers[0].counts().cached == 12, "what came back can still be found"
-    bench.run()
-    bench.check_outputs("a")
+    bench.finish("a")
 
 
 def test_others_use_the_blocks_while_the_sequence_runs() -> None:
@@ -71,8 +68,7 @@ def test_others_use_the_blocks_while_the_sequence_runs() -> None:
         bench.add(key, tokens(8, ord(key)), 50)
     bench.run()
     assert not bench.preempted
-    for key in ("a", "b"):
-        bench.check_outputs(key)
+    bench.check_outputs("a", "b")
     bench.check_idle()
 
 
@@ -83,8 +79,7 @@ def test_a_group_without_a_window_keeps_everything(windows: Windows) -> None:
     bench.step()
     counts = [held(bench, group) for group in range(len(windows))]
     assert counts == [13 if window is None else {WINDOW: 3, 3: 1}[window] for window in windows]
-    bench.run()
-    bench.check_outputs("a")
+    bench.finish("a")
 
 
 def test_a_hit_needs_the_last_window_only() -> None:
@@ -98,9 +93,7 @@ def test_a_hit_needs_the_last_window_only() -> None:
     bench.add("again", (*prompt, *tokens(3, 9)), 4)
     assert bench.step().prefill_tokens == 36 - 32
     assert bench.engine.cached_tokens("again") == 32
-    bench.run()
-    bench.check_outputs("again")
-    bench.check_idle()
+    bench.finish("again")
 
 
 def test_a_hole_in_the_window_ends_the_hit_before_it() -> None:
@@ -149,7 +142,7 @@ def test_a_prompt_that_is_to_be_pushed_is_kept_whole() -> None:
     bench.run()
     table = bench.engine.block_table("a", bench.engine.ledgers[0].group)
     assert len(set(table)) == 10 == held(bench)
-    bench.engine.release("a")
+    bench.engine.cancel("a")
     bench.check_idle()
     assert request.prompt == tokens(40)
 

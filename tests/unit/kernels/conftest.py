@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -31,15 +31,19 @@ class PagedCase:
         length = int(self.context_lens[sequence])
         return [row[t // block_tokens] * block_tokens + t % block_tokens for t in range(length)]
 
+    def only(self, sequence: int) -> PagedCase:
+        """One of its sequences."""
+        return replace(
+            self, keys=[self.keys[sequence]], values=[self.values[sequence]],
+            block_table=self.block_table[sequence, None], context_lens=self.context_lens[sequence, None],
+        )  # fmt: skip
+
     def without_blocks_before(self, window: int) -> PagedCase:
         """The same with table entries that left the window of the last token set to -1."""
         table = self.block_table.clone()
         for row, length in zip(table, self.context_lens.tolist(), strict=True):
             row[: max(0, length - window) // self.layer_view.shape[3]] = -1
-        return PagedCase(
-            keys=self.keys, values=self.values, pool=self.pool, layer_view=self.layer_view, block_table=table,
-            context_lens=self.context_lens,
-        )  # fmt: skip
+        return replace(self, block_table=table)
 
 
 def build_case(
@@ -105,6 +109,13 @@ def ragged_attention(q: Tensor, starts: list[int], case: PagedCase, **options: A
         for i in range(len(starts) - 1)
     ]
     return torch.cat(parts).to(q.dtype)
+
+
+@pytest.fixture(autouse=True)
+def _threads_as_before() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

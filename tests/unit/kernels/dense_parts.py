@@ -1,12 +1,10 @@
 """Parts of a small dense layer in bfloat16, plain or quantised, and the layer made of them."""
 
-from __future__ import annotations
-
 import torch
 
-from tandem.core.cpu_level import CpuLevel
+from tandem.core.cpu_level import CpuLevel, cpu_level
 from tandem.kernels.fused_layer import DenseRow, LayerParts, fuse
-from tandem.kernels.packed_linear import PackedLinear
+from tandem.kernels.prepacked_linear import PrepackedLinear
 from tandem.kernels.quantized_linear import QuantizedLinear, QuantizedWeight, Unpacked
 from tests.unit.kernels.levels import require
 
@@ -19,11 +17,11 @@ def parts(
 ) -> LayerParts:  # fmt: skip
     """`mixed_heads` is what o takes: other than `heads` in a layer that contradicts itself."""
 
-    def product(columns: int, inner: int) -> PackedLinear | QuantizedLinear:
+    def product(columns: int, inner: int) -> PrepackedLinear | QuantizedLinear:
         bias = randn(columns, dtype=torch.bfloat16) if has_bias else None
         weight = (randn(columns, inner) / inner**0.5).bfloat16()
         if bits == 16:
-            return PackedLinear(weight, bias)
+            return PrepackedLinear(weight, bias)
         return QuantizedLinear(QuantizedWeight(weight, bits), bias, unpacked=Unpacked())
 
     return LayerParts(
@@ -35,10 +33,11 @@ def parts(
 
 
 def fused(layer: LayerParts) -> DenseRow:
-    """`fuse`, which must find its code where the CPU has the level that the products need: without AVX512-BF16 oneDNN
-    packs bfloat16 in another way than the C code reads."""
+    """`fuse`, which must find its code where the CPU has the level that the products need: with AVX-512, but without
+    AVX512-BF16, oneDNN packs bfloat16 in another way than the C code reads, and few rows of 8 bits need VNNI."""
     is_quantized = any(isinstance(one, QuantizedLinear) for one in (layer.qkv, layer.o, layer.gate_up, layer.down))
-    require(CpuLevel.AVX512VNNI if is_quantized else CpuLevel.AVX512BF16)
+    if cpu_level() is not CpuLevel.AVX2:
+        require(CpuLevel.AVX512VNNI if is_quantized else CpuLevel.AVX512BF16)
     row = fuse(layer)
     assert row is not None, "oneDNN packs in another way"
     return row

@@ -1,11 +1,14 @@
-"""The level of CPU that a case needs, by name. A case that needs more than this process may use is skipped; on a CPU
-that has the level, missing code is a failure and no reason to skip."""
+"""The level of CPU that a case needs, by name, and fixtures of its threads.
 
-from __future__ import annotations
+A case that needs more than this process may use is skipped; on a CPU that has the level, missing code is a failure and
+no reason to skip.
+"""
 
 import shutil
+from typing import Any
 
 import pytest
+import torch
 
 from tandem.core.cpu_level import CpuLevel, cpu_level
 from tandem.kernels.cpu_library import CpuLibrary
@@ -38,3 +41,14 @@ def paths_of(library: CpuLibrary, *levels: CpuLevel) -> list[str]:
     assert all(map(library.choose_path, names)), (names, cpu_level())
     library.choose_path("")
     return names
+
+
+def threads_of(*counts: int, autouse: bool = False) -> Any:
+    """A fixture: its tests run on each of these numbers of torch's threads. Another one restores the number."""
+
+    @pytest.fixture(params=counts, autouse=autouse)
+    def threads(request: pytest.FixtureRequest) -> int:
+        torch.set_num_threads(request.param)
+        return int(request.param)
+
+    return threads

@@ -1,7 +1,5 @@
 """The torch references of decode and extend attention against a naive dense oracle."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -72,16 +70,9 @@ def test_decode_batches_of_any_lengths(paged, expected_attention, randn, lens) -
     out = paged_decode(q, case.layer_view, case.block_table, case.context_lens, scale=0.3)
     used = [i for i, length in enumerate(lens) if length]
     for i in used:
-        close(out[i : i + 1], expected_attention(q[i : i + 1], [0, 1], _only(case, i), scale=0.3))
+        close(out[i : i + 1], expected_attention(q[i : i + 1], [0, 1], case.only(i), scale=0.3))
     for i in set(range(len(lens))) - set(used):
         assert not out[i].any()
-
-
-def _only(case, i):
-    return type(case)(
-        keys=[case.keys[i]], values=[case.values[i]], pool=case.pool, layer_view=case.layer_view,
-        block_table=case.block_table[i : i + 1], context_lens=case.context_lens[i : i + 1],
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize("window", [None, 50])

@@ -1,7 +1,5 @@
 """Sinks, a logit a head in the softmax's denominator, in every attention kernel of the CPU, against float64."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -9,10 +7,10 @@ import torch
 
 import tandem.kernels.extend_attention.reference as extend_reference
 import tandem.kernels.paged_decode.reference as decode_reference
+from tandem.kernels.attention_reference import AttentionSpec
 from tandem.kernels.deterministic_attention import paged_attention_deterministic
 from tandem.kernels.extend_attention import extend_attention, flash
-from tandem.kernels.packed_attention import AttentionSpec
-from tandem.kernels.paged_decode import binding, paged_decode
+from tandem.kernels.paged_decode import LIBRARY, is_native, paged_decode
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 3e-2}
 LENS = [1, 5, 40, 150, 33]
@@ -75,21 +73,14 @@ def test_they_count_once_over_all_spans(paged, expected_attention, randn, monkey
 
 
 def test_decode_cut_between_threads(paged, expected_attention, randn, sinks) -> None:
-    before = torch.get_num_threads()
     torch.set_num_threads(3)
-    try:
-        case = paged([5, 3001, 0, 7], kv_heads=1, width=64, block_tokens=16)
-        q = randn(4, 4, 64)
-        out = paged_decode(q, case.layer_view, case.block_table, case.context_lens, scale=0.3, sinks=sinks)
-    finally:
-        torch.set_num_threads(before)
+    case = paged([5, 3001, 0, 7], kv_heads=1, width=64, block_tokens=16)
+    q = randn(4, 4, 64)
+    out = paged_decode(q, case.layer_view, case.block_table, case.context_lens, scale=0.3, sinks=sinks)
     assert not out[2].any()
     for place in (0, 1, 3):
-        one = type(case)(
-            keys=[case.keys[place]], values=[case.values[place]], pool=case.pool, layer_view=case.layer_view,
-            block_table=case.block_table[place, None], context_lens=case.context_lens[place, None],
-        )  # fmt: skip
-        close(out[place, None], expected_attention(q[place, None], [0, 1], one, scale=0.3, sinks=sinks))
+        expected = expected_attention(q[place, None], [0, 1], case.only(place), scale=0.3, sinks=sinks)
+        close(out[place, None], expected)
 
 
 def test_deterministic(paged, expected_attention, randn, options) -> None:
@@ -111,7 +102,7 @@ def test_deterministic(paged, expected_attention, randn, options) -> None:
 def test_which_code_has_them(paged, randn, sinks) -> None:
     case, spec = paged([40]), AttentionSpec(scale=1.0, sinks=sinks)
     assert flash.takes(randn(40, 4, 16), case.block_table, spec)
-    assert binding.takes(randn(1, 4, 16), case.layer_view, spec) == binding.LIBRARY.is_available()
+    assert is_native(randn(1, 4, 16), case.layer_view, spec) == LIBRARY.is_available()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """All C code of the kernels compiles where there is a compiler: without it, slower paths would pass every test."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

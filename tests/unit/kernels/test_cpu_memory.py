@@ -1,7 +1,5 @@
 """The requests to the system are made; their worth is a matter for measurement."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import platform

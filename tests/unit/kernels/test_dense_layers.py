@@ -1,8 +1,5 @@
 """All layers of few rows in one call against the same layers one by one, bit for bit."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -15,13 +12,6 @@ from tandem.kernels.paged_decode import paged_decode
 from tests.unit.kernels.dense_parts import HEAD_DIM, HEADS, INNER, KV_HEADS, WIDTH, fused, parts
 
 LAYERS, BLOCKS, BLOCK_TOKENS, SCALE = 3, 40, 16, 0.2
-
-
-@pytest.fixture(autouse=True)
-def _threads_as_before() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def pool(randn) -> Tensor:

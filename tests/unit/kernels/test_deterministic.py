@@ -1,8 +1,6 @@
 """Bitwise independence of a row from everything around it: the promise of `--deterministic` on a CPU."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,14 +10,9 @@ from torch.nn import functional
 
 from tandem.kernels.deterministic_attention import KEY_TILE, paged_attention_deterministic
 from tandem.kernels.deterministic_linear import ROW_TILE, deterministic_linear
+from tests.unit.kernels.levels import threads_of
 
-
-@pytest.fixture(params=[1, 2, 3], ids=["1-thread", "2-threads", "3-threads"])
-def threads(request) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
+threads = threads_of(1, 2, 3)
 
 
 def with_threads(count: int, compute: Callable[[], Tensor]) -> Tensor:

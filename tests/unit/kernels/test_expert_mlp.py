@@ -1,7 +1,5 @@
 """The reference of experts against a loop over tokens, and what is refused."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,19 +1,17 @@
 """torch's flash kernel behind extend_attention, against dense attention in float64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
-from tandem.kernels.extend_attention import binding, extend_attention, flash
-from tandem.kernels.packed_attention import AttentionSpec
+from tandem.kernels.attention_reference import AttentionSpec
+from tandem.kernels.extend_attention import extend_attention, flash
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 3e-2}
 
 
 @pytest.fixture(autouse=True)
 def without_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(binding, "takes", lambda *_: False)
+    monkeypatch.setattr("tandem.kernels.extend_attention.is_native", lambda *_: False)
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])

@@ -1,18 +1,16 @@
 """extend_attention in C, for bfloat16, against dense attention in float64; on the matrix unit and on vectors."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 from tandem.core.cpu_level import CpuLevel
-from tandem.kernels.extend_attention import binding, extend_attention, flash
-from tests.unit.kernels.levels import needs, paths_of
+from tandem.kernels.extend_attention import LIBRARY, extend_attention, flash, is_native
+from tests.unit.kernels.levels import needs, paths_of, threads_of
 
-PATHS = paths_of(binding.LIBRARY, CpuLevel.AVX512BF16, CpuLevel.AMX)
-pytestmark = needs(CpuLevel.AVX512BF16)
+PATHS = paths_of(LIBRARY, CpuLevel.AVX2, CpuLevel.AVX512BF16, CpuLevel.AMX)
+pytestmark = needs(CpuLevel.AVX2)
 OPTIONS = [
     pytest.param({}, id="plain"),
     pytest.param({"window": 1}, id="window-1"),
@@ -22,22 +20,15 @@ OPTIONS = [
 ]
 LENS, COUNTS = [300, 90, 33, 129, 1], [300, 37, 0, 1, 1]
 TOLERANCE = 3e-2
+threads = threads_of(1, 3)
 
 
 @pytest.fixture(params=PATHS)
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(flash, "takes", lambda *_: False)
-    assert binding.LIBRARY.choose_path(request.param)
+    assert LIBRARY.choose_path(request.param)
     yield request.param
-    binding.LIBRARY.choose_path("")
-
-
-@pytest.fixture(params=[1, 3])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
+    LIBRARY.choose_path("")
 
 
 def bounds(counts: list[int]) -> torch.Tensor:
@@ -62,7 +53,7 @@ def test_matches_dense_attention(
             row[: max(0, position - options["window"] + 1) // block_tokens] = -1
     fused = randn(int(starts[-1]) + 2, 3 * group * width * 2, dtype=torch.bfloat16)
     q = fused[:, : 2 * group * width].view(-1, 2 * group, width)
-    assert binding.takes(q, case.layer_view)
+    assert is_native(q, case.layer_view)
     out = extend_attention(
         q, case.layer_view, starts, case.block_table, case.context_lens, scale=width**-0.5, **options
     )
@@ -143,8 +134,8 @@ def test_a_window_larger_than_all_positions_hides_nothing(path, paged, randn) ->
 
 def test_other_types_and_widths_are_left_to_others(paged, randn) -> None:
     view = paged([4], dtype=torch.bfloat16, width=32).layer_view
-    assert binding.takes(randn(4, 2, 32, dtype=torch.bfloat16), view)
-    assert not binding.takes(randn(4, 2, 32), view)
-    assert not binding.takes(randn(4, 2, 32, dtype=torch.bfloat16), view.float())
-    assert not binding.takes(randn(4, 2, 48, dtype=torch.bfloat16), view)
-    assert not binding.takes(randn(4, 2, 288, dtype=torch.bfloat16), view)
+    assert is_native(randn(4, 2, 32, dtype=torch.bfloat16), view)
+    assert not is_native(randn(4, 2, 32), view)
+    assert not is_native(randn(4, 2, 32, dtype=torch.bfloat16), view.float())
+    assert not is_native(randn(4, 2, 48, dtype=torch.bfloat16), view)
+    assert not is_native(randn(4, 2, 288, dtype=torch.bfloat16), view)

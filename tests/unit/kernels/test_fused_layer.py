@@ -1,7 +1,5 @@
 """A layer's few rows in two calls against the same parts one by one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -11,7 +9,7 @@ from tandem.core.cpu_level import CpuLevel, cpu_level
 from tandem.kernels.fused_layer import fuse
 from tandem.kernels.fused_layer import row as rows
 from tandem.kernels.fused_layer.row import MOST_ROWS
-from tandem.kernels.packed_linear import PackedLinear
+from tandem.kernels.prepacked_linear import PrepackedLinear
 from tandem.kernels.quantized_linear.linear import prefers_onednn
 from tandem.kernels.rms_norm import rms_norm
 from tandem.kernels.rope import rotate
@@ -32,26 +30,22 @@ def test_rows_are_what_their_parts_make_of_them(randn, bits, has_bias, threads, 
     row = fused(layer)
     if row.most_rows < count:
         pytest.skip("with a matrix unit several rows go another way")
-    before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    try:
-        for _ in range(3):
-            x, mixed = randn(count, WIDTH, dtype=torch.bfloat16), randn(count, HEADS, HEAD_DIM, dtype=torch.bfloat16)
-            cos, sin = randn(count, 2, HEAD_DIM, dtype=torch.bfloat16).unbind(1)
-            before_attention, kept = row.before(x, cos, sin), x.clone()
-            qkv = layer.qkv(rms_norm(x, layer.input_norm, layer.eps))  # type: ignore[operator]
-            turning = layer.turning * HEAD_DIM
-            turned = rotate(qkv[:, :turning].view(count, layer.turning, HEAD_DIM), cos, sin)
-            close(before_attention[:, :turning], turned.reshape(count, -1))
-            close(before_attention[:, turning:], qkv[:, turning:])
-            assert torch.equal(x, kept)
+    for _ in range(3):
+        x, mixed = randn(count, WIDTH, dtype=torch.bfloat16), randn(count, HEADS, HEAD_DIM, dtype=torch.bfloat16)
+        cos, sin = randn(count, 2, HEAD_DIM, dtype=torch.bfloat16).unbind(1)
+        before_attention, kept = row.before(x, cos, sin), x.clone()
+        qkv = layer.qkv(rms_norm(x, layer.input_norm, layer.eps))  # type: ignore[operator]
+        turning = layer.turning * HEAD_DIM
+        turned = rotate(qkv[:, :turning].view(count, layer.turning, HEAD_DIM), cos, sin)
+        close(before_attention[:, :turning], turned.reshape(count, -1))
+        close(before_attention[:, turning:], qkv[:, turning:])
+        assert torch.equal(x, kept)
 
-            normed = rms_norm(x, layer.mlp_norm, layer.eps, added=layer.o(mixed.flatten(1)))  # type: ignore[operator]
-            expected = x + layer.down(silu_mul(layer.gate_up(normed)))  # type: ignore[operator]
-            assert row.behind(kept, mixed) is kept
-            close(kept, expected)
-    finally:
-        torch.set_num_threads(before)
+        normed = rms_norm(x, layer.mlp_norm, layer.eps, added=layer.o(mixed.flatten(1)))  # type: ignore[operator]
+        expected = x + layer.down(silu_mul(layer.gate_up(normed)))  # type: ignore[operator]
+        assert row.behind(kept, mixed) is kept
+        close(kept, expected)
 
 
 @pytest.mark.parametrize("count", [33, 64, 301])
@@ -63,24 +57,20 @@ def test_any_number_of_rows_passes_weights_of_8_bits_to_the_last_bit(randn, has_
     if prefers_onednn():
         pytest.skip("with a matrix unit many rows are oneDNN's")
     assert row.most_rows >= count > row.few_rows
-    before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    try:
-        for rows_now in (count, 5, count + 1):
-            x, mixed = (
-                randn(rows_now, WIDTH, dtype=torch.bfloat16),
-                randn(rows_now, HEADS * HEAD_DIM, dtype=torch.bfloat16),
-            )
-            cos, sin = randn(rows_now, 2, HEAD_DIM, dtype=torch.bfloat16).unbind(1)
-            qkv = layer.qkv(rms_norm(x, layer.input_norm, layer.eps))  # type: ignore[operator]
-            rotate(qkv.view(rows_now, -1, HEAD_DIM)[:, : layer.turning], cos, sin)
-            assert torch.equal(row.before(x, cos, sin), qkv)
-            expected = x.clone()
-            normed = rms_norm(expected, layer.mlp_norm, layer.eps, added=layer.o(mixed))  # type: ignore[operator]
-            expected += layer.down(silu_mul(layer.gate_up(normed)))  # type: ignore[operator]
-            assert torch.equal(row.behind(x, mixed), expected)
-    finally:
-        torch.set_num_threads(before)
+    for rows_now in (count, 5, count + 1):
+        x, mixed = (
+            randn(rows_now, WIDTH, dtype=torch.bfloat16),
+            randn(rows_now, HEADS * HEAD_DIM, dtype=torch.bfloat16),
+        )
+        cos, sin = randn(rows_now, 2, HEAD_DIM, dtype=torch.bfloat16).unbind(1)
+        qkv = layer.qkv(rms_norm(x, layer.input_norm, layer.eps))  # type: ignore[operator]
+        rotate(qkv.view(rows_now, -1, HEAD_DIM)[:, : layer.turning], cos, sin)
+        assert torch.equal(row.before(x, cos, sin), qkv)
+        expected = x.clone()
+        normed = rms_norm(expected, layer.mlp_norm, layer.eps, added=layer.o(mixed))  # type: ignore[operator]
+        expected += layer.down(silu_mul(layer.gate_up(normed)))  # type: ignore[operator]
+        assert torch.equal(row.behind(x, mixed), expected)
 
 
 def test_more_rows_than_it_takes_are_refused(randn) -> None:
@@ -110,6 +100,6 @@ def test_other_layers_are_not_fused(randn) -> None:
     for other in (
         replace(layer, o=lambda x: x), replace(layer, head_dim=48), replace(layer, gate_up=layer.qkv),
         replace(layer, input_norm=layer.input_norm.float()),
-        replace(layer, down=PackedLinear(torch.zeros(WIDTH, INNER, dtype=torch.bfloat16))),
+        replace(layer, down=PrepackedLinear(torch.zeros(WIDTH, INNER))),
     ):  # fmt: skip
         assert fuse(other) is None

@@ -1,7 +1,5 @@
 """The GPU bench where there is no GPU: it reports so, claims nothing, and still succeeds."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -10,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.gpu.picture import draw
+from bench.gpu.report import draw
 from bench.gpu.run import PARTS
 from bench.report import Row, write
 

@@ -1,7 +1,5 @@
 """The torch reference of block gather, scatter and copy."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """kv_store in C, where there is a compiler, and its torch reference."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Layer views with keys and values in the same memory: every path over them is attention with v = k."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

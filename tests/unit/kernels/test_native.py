@@ -1,7 +1,5 @@
 """Building, caching and loading of C code: once, atomically, also where home is read-only or nothing can be built."""
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import os
@@ -16,7 +14,7 @@ import pytest
 
 from tandem.kernels import installing, native
 from tandem.kernels.build_lock import WATCH
-from tandem.kernels.kv_codec.binding import SOURCE
+from tandem.kernels.kv_payload.binding import SOURCE
 
 pytestmark = pytest.mark.slow
 

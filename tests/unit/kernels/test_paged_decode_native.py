@@ -1,23 +1,21 @@
 """The C code of decode attention against dense attention in float64, on every instruction set that this machine has."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 from tandem.core.cpu_level import CpuLevel
-from tandem.kernels.packed_attention import AttentionSpec
-from tandem.kernels.paged_decode import binding, paged_decode
-from tandem.kernels.paged_decode.binding import LIBRARY
-from tests.unit.kernels.levels import needs, paths_of
+from tandem.kernels.attention_reference import AttentionSpec
+from tandem.kernels.paged_decode import LIBRARY, is_native, paged_decode
+from tests.unit.kernels.levels import needs, paths_of, threads_of
 
 PATHS = paths_of(LIBRARY, CpuLevel.AVX2, CpuLevel.AVX512)
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
 LENS = [1, 3, 4, 63, 64, 65, 129, 200, 0, 17]
 
 pytestmark = needs(CpuLevel.AVX2)
+threads = threads_of(1, 2)
 
 
 @pytest.fixture(params=PATHS)
@@ -25,14 +23,6 @@ def path(request: pytest.FixtureRequest) -> Iterator[str]:
     assert LIBRARY.choose_path(request.param)
     yield request.param
     LIBRARY.choose_path("")
-
-
-@pytest.fixture(params=[1, 2])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
@@ -47,25 +37,17 @@ def test_matches_dense_attention(path, threads, paged, expected_attention, randn
         if not length:
             assert not out[place].any()
             continue
-        one = type(case)(
-            keys=[case.keys[place]], values=[case.values[place]], pool=case.pool, layer_view=case.layer_view,
-            block_table=case.block_table[place : place + 1], context_lens=case.context_lens[place : place + 1],
-        )  # fmt: skip
-        expected = expected_attention(q[place : place + 1], [0, 1], one, scale=0.2)
+        expected = expected_attention(q[place : place + 1], [0, 1], case.only(place), scale=0.2)
         tolerance = TOLERANCE[computed]
         torch.testing.assert_close(out[place : place + 1], expected, atol=tolerance, rtol=tolerance)
 
 
 def test_sequences_are_cut_between_threads_and_merged(path, paged, expected_attention, randn) -> None:
     """One long sequence and KV head on three threads: each thread has a part of it, and a short one besides."""
-    before = torch.get_num_threads()
     torch.set_num_threads(3)
-    try:
-        case = paged([5, 3001, 7], kv_heads=1, width=64, block_tokens=16)
-        q = 4 * randn(3, 4, 64)
-        out = paged_decode(q, case.layer_view, case.block_table, case.context_lens, scale=0.3)
-    finally:
-        torch.set_num_threads(before)
+    case = paged([5, 3001, 7], kv_heads=1, width=64, block_tokens=16)
+    q = 4 * randn(3, 4, 64)
+    out = paged_decode(q, case.layer_view, case.block_table, case.context_lens, scale=0.3)
     expected = expected_attention(q, [0, 1, 2, 3], case, scale=0.3)
     torch.testing.assert_close(out, expected, atol=2e-6, rtol=2e-6)
 
@@ -104,9 +86,9 @@ def test_blocks_outside_the_pool_are_refused(path, paged, randn) -> None:
 
 def test_other_cases_are_left_to_torch(paged, randn) -> None:
     view, q, plain = paged([9]).layer_view, randn(1, 4, 16), AttentionSpec(scale=1.0)
-    assert binding.takes(q, view, plain)
-    assert not binding.takes(q, view, AttentionSpec(scale=1.0, window=3))
-    assert not binding.takes(q, view, AttentionSpec(scale=1.0, softcap=3.0))
-    assert not binding.takes(q.half(), view, plain)
-    assert not binding.takes(q, view.half(), plain)
-    assert not binding.takes(randn(1, 4, 24), view, plain)
+    assert is_native(q, view, plain)
+    assert not is_native(q, view, AttentionSpec(scale=1.0, window=3))
+    assert not is_native(q, view, AttentionSpec(scale=1.0, softcap=3.0))
+    assert not is_native(q.half(), view, plain)
+    assert not is_native(q, view.half(), plain)
+    assert not is_native(randn(1, 4, 24), view, plain)

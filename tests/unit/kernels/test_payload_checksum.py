@@ -1,14 +1,12 @@
 """The checksum of device payloads: its definition, and what it promises to find."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
 import torch
 
 from tandem.kernels.payload_checksum import BASE, MODULUS, payload_checksum
-from tandem.kernels.payload_checksum.field import COLUMNS, factors, times
+from tandem.kernels.payload_checksum.reference import COLUMNS, factors, times
 
 
 def summed(data: bytes | bytearray) -> int:

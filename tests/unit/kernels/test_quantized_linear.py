@@ -1,7 +1,5 @@
 """Products with weights of 8 and 4 bits: every path gives the reference's exact sums, and quantising loses little."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest
@@ -22,13 +20,14 @@ from tandem.kernels.quantized_linear.reference import (
 from tandem.kernels.quantized_linear.weight import LIBRARY, find_layout
 from tandem.kernels.silu_mul import LIBRARY as GATES
 from tandem.kernels.silu_mul import silu_mul
-from tests.unit.kernels.levels import needs, paths_of
+from tests.unit.kernels.levels import needs, paths_of, threads_of
 
 PATHS = paths_of(LIBRARY, CpuLevel.AVX2, CpuLevel.AVX512VNNI)
 needs_code = needs(CpuLevel.AVX2)
 needs_onednn = needs(CpuLevel.AVX512VNNI)  # below, oneDNN's products of 8 bits are not exact
 SHAPES = [(64, 32), (576, 192), (100, 70), (33, 257), (1, 4)]
 ROWS = (1, 2, 3, 4, 5, 9, 40)
+threads = threads_of(1, 3)
 
 
 @pytest.fixture(params=PATHS)
@@ -44,14 +43,6 @@ def gates_path(path: str) -> Iterator[None]:
     assert GATES.choose_path("avx2" if path == "avx2" else "")
     yield
     GATES.choose_path("")
-
-
-@pytest.fixture(params=[1, 3])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 def numbers_of(weight: QuantizedWeight) -> Tensor:
@@ -80,6 +71,19 @@ def test_few_rows_are_the_reference_to_the_last_bit(threads, randn, shape, bits,
             x = randn(rows, shape[1] + 3, dtype=dtype)[:, 1:-2]
             expected = quantized_linear_reference(x, numbers, scales, given)
             assert torch.equal(linear(x), expected), (rows, given is None)
+
+
+@needs_code
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [*SHAPES, (130, 71), (1544, 2050)])
+def test_many_rows_of_8_bits_are_those_of_few(threads, randn, shape, dtype, path) -> None:
+    """In any remainder of six rows, 16 columns and four inner numbers, and in more than one block of rows."""
+    weight, bias = QuantizedWeight(randn(*shape, dtype=dtype), 8), randn(shape[0], dtype=dtype)
+    linear = QuantizedLinear(weight, bias, unpacked=Unpacked(), is_exact=True)
+    x = randn(67, shape[1] + 3, dtype=dtype)[:, 1:-2]
+    expected = torch.cat([linear(row[None]) for row in x])
+    for rows in (5, 6, 7, 12, 67):
+        assert torch.equal(linear(x[:rows]), expected[:rows]), rows
 
 
 def read_back(weight: QuantizedWeight) -> Tensor:

@@ -1,7 +1,5 @@
 """Rows of bfloat16 times a fixed weight: the same bits alone, in any company, on any number of threads."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest
@@ -10,9 +8,8 @@ from torch import Tensor
 
 from tandem.core.cpu_level import CpuLevel
 from tandem.kernels import native
-from tandem.kernels.deterministic_linear import RepeatableLinear, packed
-from tandem.kernels.deterministic_linear.packed import LIBRARY
-from tandem.kernels.packed_linear.reference import packed_linear_reference
+from tandem.kernels.deterministic_linear import LIBRARY, RepeatableLinear
+from tandem.kernels.prepacked_linear.reference import prepacked_linear_reference
 from tests.unit.kernels.levels import paths_of
 
 PATHS = ["torch", *paths_of(LIBRARY, CpuLevel.AVX512, CpuLevel.AVX512BF16, CpuLevel.AMX)]
@@ -30,12 +27,8 @@ def path(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def compute(linear: RepeatableLinear, x: Tensor, threads: int = 1) -> Tensor:
-    before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    try:
-        return linear(x)
-    finally:
-        torch.set_num_threads(before)
+    return linear(x)
 
 
 def test_torch_converts_a_weight_in_parts(randn, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +37,7 @@ def test_torch_converts_a_weight_in_parts(randn, monkeypatch: pytest.MonkeyPatch
     try:
         linear = RepeatableLinear(weight, bias)
         whole = linear(x)
-        monkeypatch.setattr(packed, "_CONVERTED", 48 * 64)
+        monkeypatch.setattr("tandem.kernels.deterministic_linear._CONVERTED", 48 * 64)
         assert torch.equal(linear(x), whole)
     finally:
         native.enable(before)
@@ -57,7 +50,7 @@ def test_a_row_is_independent_of_the_others(path: str, randn, shape: tuple[int, 
     assert linear.is_native == (path != "torch" and shape[1] % 2 == 0)
     x = randn(83, shape[1], dtype=torch.bfloat16)
     whole = compute(linear, x)
-    torch.testing.assert_close(whole, packed_linear_reference(x, weight, bias), atol=2e-2, rtol=1.6e-2)
+    torch.testing.assert_close(whole, prepacked_linear_reference(x, weight, bias), atol=2e-2, rtol=1.6e-2)
     order = torch.randperm(83, generator=torch.Generator().manual_seed(3))
     assert torch.equal(compute(linear, x[order], 2), whole[order])
     for low, high in ((0, 1), (82, 83), (3, 8), (1, 16), (5, 22), (0, 31), (2, 34), (7, 57), (0, 64)):

@@ -1,7 +1,5 @@
 """The C code of norms, rotations and gates against torch, on every instruction set that this machine has."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest
@@ -9,20 +7,21 @@ import torch
 from torch.nn import functional
 
 from tandem.core.cpu_level import CpuLevel
-from tandem.kernels.kv_store import binding as kv_store_binding
+from tandem.kernels.kv_store import LIBRARY as KV_STORE
 from tandem.kernels.rms_norm import LIBRARY as RMS_NORM
 from tandem.kernels.rms_norm import rms_norm
 from tandem.kernels.rope import LIBRARY as ROTATE
 from tandem.kernels.rope import rotate
 from tandem.kernels.silu_mul import LIBRARY as SILU_MUL
 from tandem.kernels.silu_mul import silu_mul
-from tests.unit.kernels.levels import paths_of
+from tests.unit.kernels.levels import paths_of, threads_of
 
-LIBRARIES = (RMS_NORM, ROTATE, SILU_MUL, kv_store_binding.LIBRARY)
+LIBRARIES = (RMS_NORM, ROTATE, SILU_MUL, KV_STORE)
 PATHS = ["", *paths_of(RMS_NORM, CpuLevel.AVX2, CpuLevel.AVX512)]
 ROWS = [1, 5, 300]
 """The last is enough for several threads."""
 DTYPES = [torch.float32, torch.bfloat16]
+threads = threads_of(1, 2, autouse=True)
 
 
 @pytest.fixture(params=PATHS, autouse=True)
@@ -33,14 +32,6 @@ def path(request: pytest.FixtureRequest) -> Iterator[str]:
     yield request.param
     for library in LIBRARIES:
         library.choose_path("")
-
-
-@pytest.fixture(params=[1, 2], autouse=True)
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

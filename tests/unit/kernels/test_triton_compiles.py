@@ -4,8 +4,6 @@ A stand-in for the driver names the target; a launch stops after compilation. Wh
 here: types, specialised arguments, shared memory, the assembler.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import Any

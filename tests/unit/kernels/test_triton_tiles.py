@@ -1,7 +1,5 @@
 """How the Triton kernels cut their work: pure rules, on any machine."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

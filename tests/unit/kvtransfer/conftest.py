@@ -1,10 +1,7 @@
 """Small pools, tickets and frames for the parts of kvtransfer that need no sockets."""
 
-from __future__ import annotations
-
 import random
 import zlib
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +12,7 @@ from tandem.core.kv_layout import KVGroupSpec, KVLayout
 from tandem.kvtransfer.events import ReceiverEvent
 from tandem.kvtransfer.frame import Frame, FrameKind
 from tandem.kvtransfer.host_id import host_id
-from tandem.kvtransfer.pool import HostPool, payload_bytes
+from tandem.kvtransfer.kv_pool_access import HostPool, payload_bytes
 from tandem.kvtransfer.receiver_core import ReceiverCore
 from tandem.kvtransfer.ticket import GroupBlocks, Ticket
 from tandem.kvtransfer.transports.base import Peer
@@ -94,6 +91,11 @@ class Bench:
     def send(self, frame: Frame, payload: bytes = b"", link: Any = None) -> Any:
         return self.intake.accept(frame, memoryview(payload), link or self.link)
 
+    def send_all(self, frames: Any = None) -> None:
+        """Send these frames, or all that the default ticket needs."""
+        for frame, payload in self.everything() if frames is None else frames:
+            self.send(frame, payload)
+
     def image(self) -> tuple[bytes, ...]:
         return tuple(bytes(data) for data in self.memory.values())
 
@@ -127,16 +129,6 @@ def control(**changes: Any) -> Frame:
 @pytest.fixture
 def bench() -> Bench:
     return Bench()
-
-
-@pytest.fixture
-def new_bench() -> type[Bench]:
-    return Bench
-
-
-@pytest.fixture
-def make_control() -> Callable[..., Frame]:
-    return control
 
 
 @pytest.fixture

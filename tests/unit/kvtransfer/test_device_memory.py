@@ -1,7 +1,5 @@
 """Foundations of `cuda_ipc`, without a GPU: tensors over addresses, the page of words, memory by descriptor."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 
@@ -11,14 +9,14 @@ import torch
 from tandem.kvtransfer.transports.base import LinkClosedError, UnavailableTransportError
 from tandem.kvtransfer.transports.cuda_driver import BorrowedTensor
 from tandem.kvtransfer.transports.device_memory import HostMemory, bytes_of
+from tandem.kvtransfer.transports.frame_seqlock import MAX_FRAMES, FrameSeqlock, FrameSeqlockView
 from tandem.kvtransfer.transports.ipc import memory_for
-from tandem.kvtransfer.transports.slot_fences import MAX_FRAMES, SlotWords, SlotWordsView
 
 
 def test_a_frame_that_is_over_is_no_earlier_one_again() -> None:
     """The value left in a word when frame 511 is over is not the one that frame 255 had there."""
-    words = SlotWords()
-    view = SlotWordsView(words.descriptor)
+    words = FrameSeqlock()
+    view = FrameSeqlockView(words.descriptor)
     words.close_descriptor()
     for number in range(MAX_FRAMES, 3 * MAX_FRAMES):
         words.publish(number)
@@ -39,8 +37,8 @@ def test_a_tensor_over_an_address_shares_its_bytes() -> None:
 
 
 def test_a_word_never_comes_back() -> None:
-    words = SlotWords()
-    view = SlotWordsView(words.descriptor)
+    words = FrameSeqlock()
+    view = FrameSeqlockView(words.descriptor)
     words.close_descriptor()
     for number in range(1, 3 * MAX_FRAMES):
         assert not view.is_published(number)
@@ -76,7 +74,7 @@ def test_memory_that_is_not_what_was_announced_is_refused(size: int) -> None:
     with pytest.raises(LinkClosedError, match="not sealed"):
         HostMemory().open(b"", (unsealed,), 8192)
     with pytest.raises(LinkClosedError):
-        SlotWordsView(staging.descriptors[0])
+        FrameSeqlockView(staging.descriptors[0])
     with pytest.raises(LinkClosedError):
         HostMemory().open(b"x", staging.descriptors, 8192)
     os.close(unsealed)

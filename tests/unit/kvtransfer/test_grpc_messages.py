@@ -1,6 +1,4 @@
-"""How frames are put into messages of gRPC, and found in them again."""
-
-from __future__ import annotations
+"""Test frames in gRPC messages, and bytes objects that are filled in place."""
 
 import queue
 
@@ -8,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.core.ids import Attempt, BlockId, Incarnation, Rank, TransferId
+from tandem.core.ids import BlockId, TransferId
 from tandem.kvtransfer.frame import MAX_FRAME_BLOCKS, Frame, FrameKind, MalformedFrameError, encode
 from tandem.kvtransfer.transports.grpc import (
     HEAD_ROOM_BYTES,
@@ -20,16 +18,14 @@ from tandem.kvtransfer.transports.grpc import (
     split_message,
 )
 from tandem.kvtransfer.transports.writable_bytes import Fillable
+from tests.unit.kvtransfer.conftest import control
 
 CONTROL = (FrameKind.OPEN, FrameKind.FINISH, FrameKind.ABORT)
 
 
 def make_frame(number: int, kind: FrameKind, payload_bytes: int = 0, blocks: int = 0) -> Frame:
-    return Frame(
-        kind=kind, transfer=TransferId(number), attempt=Attempt(1), source_incarnation=Incarnation(1),
-        dest_incarnation=Incarnation(2), source_rank=Rank(0), source_ranks=1, dest_rank=Rank(0),
-        blocks=tuple(BlockId(b) for b in range(blocks)), payload_bytes=payload_bytes,
-    )  # fmt: skip
+    ids = tuple(map(BlockId, range(blocks)))
+    return control(kind=kind, transfer=TransferId(number), blocks=ids, payload_bytes=payload_bytes)
 
 
 def make_part(frame: Frame) -> FramePart:
@@ -111,17 +107,17 @@ OPEN, DATA = encode(make_frame(1, FrameKind.OPEN)), encode(make_frame(1, FrameKi
     ("message", "words"),
     [
         (b"", "a message of 0 bytes"),
-        (message_of(b""), "are needed"),
-        (message_of(OPEN + OPEN[:20]), "are needed"),
-        (message_of(OPEN + DATA, bytes(9)), "are announced"),
-        (message_of(OPEN + DATA, bytes(11)), "are announced"),
-        (message_of(OPEN, bytes(1)), "are announced"),
-        (message_of(DATA + DATA, bytes(10)), "are announced"),
-        (message_of(OPEN, size=len(OPEN) + 1), "no frame of protocol grpc"),
-        (message_of(OPEN, start=1), "no frame of protocol grpc"),
-        (message_of(OPEN, start=10_000), "no frame of protocol grpc"),
+        (message_of(b""), "expected at least"),
+        (message_of(OPEN + OPEN[:20]), "expected at least"),
+        (message_of(OPEN + DATA, bytes(9)), "bytes, expected"),
+        (message_of(OPEN + DATA, bytes(11)), "bytes, expected"),
+        (message_of(OPEN, bytes(1)), "bytes, expected"),
+        (message_of(DATA + DATA, bytes(10)), "bytes, expected"),
+        (message_of(OPEN, size=len(OPEN) + 1), "not a frame of protocol grpc"),
+        (message_of(OPEN, start=1), "not a frame of protocol grpc"),
+        (message_of(OPEN, start=10_000), "not a frame of protocol grpc"),
         (message_of(OPEN * 231), "bytes of heads"),
-        (message_of(OPEN + bytes([OPEN[0] ^ 1]) + OPEN[1:]), "no frame of protocol"),
+        (message_of(OPEN + bytes([OPEN[0] ^ 1]) + OPEN[1:]), "not a frame of protocol"),
     ],
 )
 def test_a_message_that_is_wrong_in_any_part_gives_no_frame(message: bytes, words: str) -> None:
@@ -131,5 +127,37 @@ def test_a_message_that_is_wrong_in_any_part_gives_no_frame(message: bytes, word
 
 def test_a_payload_above_the_bound_is_refused_before_it_is_looked_for() -> None:
     head = encode(make_frame(1, FrameKind.DATA, MAX_PAYLOAD_BYTES + 1, 1))
-    with pytest.raises(MalformedFrameError, match="exceed the bound"):
+    with pytest.raises(MalformedFrameError, match="exceed the limit"):
         split_message(message_of(head))
+
+
+@pytest.mark.parametrize("size", [2, 255, 1 << 20])
+def test_what_was_written_is_in_the_object(size: int) -> None:
+    made = Fillable(size)
+    assert len(made.room) == size
+    made.room[:] = bytes(range(256)) * (size // 256) + bytes(range(size % 256))
+    data = made.take()
+    assert type(data) is bytes
+    assert data == bytes(range(256)) * (size // 256) + bytes(range(size % 256))
+    with pytest.raises(ValueError, match="released"):
+        made.room[0] = 1
+
+
+def test_each_is_an_object_of_its_own() -> None:
+    first, second = Fillable(4), Fillable(4)
+    first.room[:], second.room[:] = b"aaaa", b"bbbb"
+    assert (first.take(), second.take()) == (b"aaaa", b"bbbb")
+
+
+def test_a_view_outlives_it() -> None:
+    made = Fillable(8)
+    part = made.room[4:]
+    data = made.take()
+    del made, data
+    part[:] = b"four"
+    assert bytes(part) == b"four"
+
+
+def test_shared_objects_are_never_written() -> None:
+    with pytest.raises(ValueError, match="not filled in place"):
+        Fillable(1)

@@ -1,7 +1,5 @@
 """When a link is busy, what it achieves, and when that is far below what was measured."""
 
-from __future__ import annotations
-
 import pytest
 
 from tandem.core.clock import ManualClock

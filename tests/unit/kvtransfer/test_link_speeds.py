@@ -1,7 +1,5 @@
 """The table of links: trusted speeds and their lifetime, owners of failures, reports to others, the chosen link."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """From source pools to destination pools without sockets: any block sizes, dtypes, codecs and splits of heads."""
 
-from __future__ import annotations
-
 import random
 import zlib
 from dataclasses import replace
@@ -18,18 +16,19 @@ from tandem.core.kv_compatibility import Codec
 from tandem.core.kv_layout import KVGroupSpec, KVLayout
 from tandem.kernels import native
 from tandem.kernels.dtypes import TORCH_DTYPES
-from tandem.kernels.kv_codec.reference import convert_reference, decode_reference, encode_reference
+from tandem.kernels.kv_payload.reference import convert_reference, decode_reference, encode_reference
 from tandem.kvtransfer import frame_checks
 from tandem.kvtransfer.events import Verified
 from tandem.kvtransfer.frame import Frame, FrameKind, MalformedFrameError, ReplyKind
-from tandem.kvtransfer.layout import slices
+from tandem.kvtransfer.head_routes import slices
+from tandem.kvtransfer.jobs import PayloadReader
+from tandem.kvtransfer.kv_pool_access import HostPool, TokenRun
 from tandem.kvtransfer.outgoing_transfer import Outgoing
-from tandem.kvtransfer.payload_reader import PayloadReader
-from tandem.kvtransfer.pool import HostPool, TokenRun
 from tandem.kvtransfer.receiver_core import ReceiverCore
 from tandem.kvtransfer.ticket import Endpoint, GroupBlocks, Ticket
 from tandem.kvtransfer.transports.base import Peer
 from tandem.kvtransfer.wire_codec import PayloadForm
+from tests.unit.kvtransfer.conftest import control
 
 SENDER, RECEIVER = Incarnation(11), Incarnation(22)
 G0 = GroupId(0)
@@ -260,16 +259,14 @@ def test_a_run_reaches_when_no_block_at_either_side_is_idle(
     assert run.reaches(targets, theirs) == (len(given_to) == blocks and len(filled) == targets)
 
 
-def test_a_probe_is_summed_dropped_and_acknowledged(bench: Any, make_control: Any) -> None:
+def test_a_probe_is_summed_dropped_and_acknowledged(bench: Any) -> None:
     before = bench.image()
     payload = random.Random(1).randbytes(5000)
-    probe = make_control(
-        kind=FrameKind.PROBE, transfer=TransferId(0), payload_bytes=5000, payload_crc=zlib.crc32(payload)
-    )
+    probe = control(kind=FrameKind.PROBE, transfer=TransferId(0), payload_bytes=5000, payload_crc=zlib.crc32(payload))
     assert bench.send(probe, payload).kind is ReplyKind.ACK
     reply = bench.send(probe, payload[:-1] + b"?")
     assert (reply.kind, reply.reason) == (ReplyKind.FAIL, "checksum")
-    with pytest.raises(MalformedFrameError, match="belong"):
+    with pytest.raises(MalformedFrameError, match="payload bytes, expected"):
         bench.send(probe, payload[:-1])
     assert (bench.intake.counters()["probes"], bench.dropped("checksum")) == (1, 1)
     assert bench.image() == before

@@ -1,7 +1,5 @@
 """The shared ring: contents survive wrapping, full rings make the writer wait, nothing lies outside."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import threading
@@ -10,13 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.core.ids import Attempt, Incarnation, Rank, TransferId
 from tandem.kvtransfer.frame import MAX_PAYLOAD_BYTES, Frame, FrameKind, FrameReply, MalformedFrameError, ReplyKind
 from tandem.kvtransfer.transports.base import LinkClosedError
-from tandem.kvtransfer.transports.flow_control import RingCredit
-from tandem.kvtransfer.transports.payload_ring import MAX_RING_BYTES, ReceiverRing, SenderRing, largest_payload
-from tandem.kvtransfer.transports.ring_allocator import RingAccount
+from tandem.kvtransfer.transports.flow_control import RingAccount
+from tandem.kvtransfer.transports.payload_ring import (
+    MAX_RING_BYTES,
+    ReceiverRing,
+    SenderRing,
+    largest_payload,
+    ring_credit,
+)
 from tandem.kvtransfer.transports.sealed_memfd import make_sealed
+from tests.unit.kvtransfer.conftest import control
 
 SIZE = mmap.PAGESIZE
 
@@ -42,7 +45,7 @@ def test_payloads_come_out_as_they_went_in(payloads: list[tuple[int, bytes]]) ->
             sender.free(position + size)
         assert sender.stalls == 0
     finally:
-        sender.close()
+        sender.release()
         receiver.close()
 
 
@@ -70,7 +73,7 @@ def test_a_full_ring_waits_for_the_receiver_and_never_overwrites() -> None:
     thread.join()
     assert bytes(receiver.view(0, half)) == bytes([3]) * half
     assert bytes(receiver.view(half, half)) == bytes([2]) * half
-    sender.close()
+    sender.release()
     receiver.close()
 
 
@@ -97,7 +100,7 @@ def test_a_sender_short_of_room_sees_what_was_freed_without_a_reply() -> None:
         end = position + size
         receiver.note_freed(end)
     assert sender.stalls == 0
-    sender.close()
+    sender.release()
     receiver.close()
 
 
@@ -116,7 +119,7 @@ def test_more_than_was_filled_cannot_be_freed(word: int) -> None:
     sender.reserve(SIZE // 2).release()
     assert sender.commit(SIZE // 2) == 2 * SIZE
     assert sender.stalls == 0
-    sender.close()
+    sender.release()
     receiver.close()
 
 
@@ -126,17 +129,17 @@ def test_a_word_that_goes_back_takes_no_room_away() -> None:
     receiver.note_freed(0)
     sender.reserve(SIZE // 2).release()
     assert (sender.commit(SIZE // 2), sender.stalls) == (SIZE, 0)
-    sender.close()
+    sender.release()
     receiver.close()
 
 
 def test_a_closed_ring_has_no_room_whatever_was_freed() -> None:
     sender, receiver = _filled()
     receiver.note_freed(SIZE)
-    sender.wake()
+    sender.close()
     with pytest.raises(LinkClosedError, match="closed"):
         sender.reserve(1)
-    sender.close()
+    sender.release()
     receiver.close()
 
 
@@ -155,7 +158,7 @@ def test_an_uncommitted_reservation_is_taken_back() -> None:
     sender.reserve(100).release()
     sender.reserve(50).release()
     assert sender.commit(50) == 0
-    sender.close()
+    sender.release()
     receiver.close()
 
 
@@ -174,10 +177,10 @@ def test_a_woken_writer_gives_up() -> None:
 
     thread = threading.Thread(target=wait)
     thread.start()
-    sender.wake()
+    sender.close()
     thread.join()
     assert result == ["the link was closed"]
-    sender.close()
+    sender.release()
     receiver.close()
 
 
@@ -186,7 +189,7 @@ def test_a_view_never_leaves_the_ring(position: int, size: int) -> None:
     sender, receiver = make_pair()
     with pytest.raises(MalformedFrameError):
         receiver.view(position, size)
-    sender.close()
+    sender.release()
     receiver.close()
 
 
@@ -206,32 +209,29 @@ def test_a_receiver_s_ring_cannot_be_shrunk() -> None:
 
 
 def _frame(kind: FrameKind, size: int) -> Frame:
-    return Frame(
-        kind=kind, transfer=TransferId(1), attempt=Attempt(1), source_incarnation=Incarnation(1),
-        dest_incarnation=Incarnation(2), source_rank=Rank(0), source_ranks=1, dest_rank=Rank(0), payload_bytes=size,
-    )  # fmt: skip
+    return control(kind=kind, payload_bytes=size)
 
 
 @given(st.integers(SIZE, 6 << 20), st.lists(st.integers(1, MAX_PAYLOAD_BYTES), max_size=60), st.booleans())
 def test_whoever_waits_for_room_is_told_of_it(ring_bytes: int, sizes: list[int], are_large: bool) -> None:
     """Acknowledgements are bundled; a sender with all frames judged still finds room."""
-    sender, credit, largest = RingAccount(ring_bytes), RingCredit(ring_bytes), largest_payload(ring_bytes)
+    sender, credit, largest = RingAccount(ring_bytes), ring_credit(ring_bytes), largest_payload(ring_bytes)
     for size in (max(1, largest - size % 64) if are_large else min(size, largest) for size in sizes):
         assert sender.fits(size)
         _, end = sender.take(size)
-        reply = credit.settle(_frame(FrameKind.DATA, size), end - size, FrameReply(kind=ReplyKind.ACK))
+        reply = credit.settle(_frame(FrameKind.DATA, size), FrameReply(kind=ReplyKind.ACK), end - size)
         if reply is not None:
             sender.free(reply.consumed)
 
 
 def test_only_acknowledgements_of_data_and_of_an_opening_wait() -> None:
-    credit = RingCredit(16 << 20)
+    credit = ring_credit(16 << 20)
     data, probe, finish = (_frame(kind, 1 << 20) for kind in (FrameKind.DATA, FrameKind.PROBE, FrameKind.FINISH))
     opening = _frame(FrameKind.OPEN, 0)
     ack, fail = FrameReply(kind=ReplyKind.ACK), FrameReply(kind=ReplyKind.FAIL)
-    assert credit.settle(data, 0, ack) is credit.settle(opening, 0, ack) is None
-    refused = credit.settle(opening, 0, fail)
+    assert credit.settle(data, ack, 0) is credit.settle(opening, ack, 0) is None
+    refused = credit.settle(opening, fail, 0)
     assert refused is not None
     assert refused.consumed == 1 << 20
-    told = [credit.settle(frame, 1 << 20, reply) for frame, reply in ((data, fail), (probe, ack), (finish, ack))]
+    told = [credit.settle(frame, reply, 1 << 20) for frame, reply in ((data, fail), (probe, ack), (finish, ack))]
     assert [reply and reply.consumed for reply in told] == [2 << 20] * 3

@@ -1,11 +1,9 @@
 """Messages that the receiving end accepts, drops and fails, without sockets."""
 
-from __future__ import annotations
-
 import random
 import threading
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,13 +15,14 @@ from tandem.kernels import native
 from tandem.kvtransfer.coverage import Coverage
 from tandem.kvtransfer.device_payload import DevicePayload
 from tandem.kvtransfer.events import Failed, Verified
-from tandem.kvtransfer.frame import Checksum, Frame, FrameKind, MalformedFrameError, ReplyKind
-from tandem.kvtransfer.pool import PoolAccess
+from tandem.kvtransfer.frame import Checksum, FrameKind, MalformedFrameError, ReplyKind
+from tandem.kvtransfer.kv_pool_access import PoolAccess
+from tests.unit.kvtransfer.conftest import Bench, control
 
 T = TransferId(1)
 
 
-def test_verified_only_when_every_cell_is_there_and_bit_exact(bench: Any, new_bench: Any) -> None:
+def test_verified_only_when_every_cell_is_there_and_bit_exact(bench: Any) -> None:
     bench.intake.expect(bench.ticket())
     frames = bench.everything()
     for frame, payload in frames[:-1]:
@@ -35,7 +34,7 @@ def test_verified_only_when_every_cell_is_there_and_bit_exact(bench: Any, new_be
     assert bench.send(*frames[-1]).kind is ReplyKind.ACK
     size = sum(len(payload) for _, payload in frames)
     assert bench.events == [Verified(transfer=T, last_wire_s=0.5, verified_at_s=100.5, bytes=size)]
-    expected = new_bench()
+    expected = Bench()
     for frame, payload in frames:
         expected.pools[frame.group].write_from(frame.blocks, frame.layers, frame.heads, memoryview(payload))
     assert bench.image() == expected.image()
@@ -45,14 +44,13 @@ def test_verified_only_when_every_cell_is_there_and_bit_exact(bench: Any, new_be
     assert bench.intake.counters()["open"] == 0
 
 
-def test_the_order_of_frames_does_not_matter(new_bench: Any) -> None:
+def test_the_order_of_frames_does_not_matter() -> None:
     for seed in range(20):
-        bench = new_bench()
+        bench = Bench()
         bench.intake.expect(bench.ticket())
         frames = bench.everything()
         random.Random(seed).shuffle(frames)
-        for frame, payload in frames:
-            bench.send(frame, payload)
+        bench.send_all(frames)
         assert [type(e) for e in bench.events] == [Verified]
 
 
@@ -96,8 +94,7 @@ def test_frames_of_others_are_dropped_counted_and_refused(bench: Any, changes: d
     assert bench.events == []
     assert bench.dropped(reason) == 5
     assert bench.intake.counters()["bytes"] == 0
-    for frame, payload in bench.everything():  # the current attempt goes on undisturbed
-        bench.send(frame, payload)
+    bench.send_all()  # the current attempt goes on undisturbed
     assert [type(e) for e in bench.events] == [Verified]
 
 
@@ -159,10 +156,8 @@ class OnDevice(DevicePayload):
 
 
 @pytest.mark.parametrize(("is_near", "way"), [(True, "scattered"), (False, "fetched")])
-def test_a_payload_leaves_its_device_only_for_a_pool_elsewhere(
-    bench: Any, new_bench: Any, is_near: bool, way: str
-) -> None:
-    expected = new_bench()
+def test_a_payload_leaves_its_device_only_for_a_pool_elsewhere(bench: Any, is_near: bool, way: str) -> None:
+    expected = Bench()
     bench.intake.expect(bench.ticket())
     for frame, content in bench.everything():
         payload = OnDevice(content, is_near=is_near)
@@ -173,31 +168,29 @@ def test_a_payload_leaves_its_device_only_for_a_pool_elsewhere(
     assert bench.image() == expected.image()
 
 
-def test_finish_with_cells_missing_fails(bench: Any, make_control: Callable[..., Frame]) -> None:
+def test_finish_with_cells_missing_fails(bench: Any) -> None:
     bench.intake.expect(bench.ticket())
-    for frame, payload in bench.everything()[:-1]:
-        bench.send(frame, payload)
-    reply = bench.send(make_control(kind=FrameKind.FINISH))
+    bench.send_all(bench.everything()[:-1])
+    reply = bench.send(control(kind=FrameKind.FINISH))
     assert reply.kind is ReplyKind.FAIL
     assert bench.events == [Failed(transfer=T, reason="the sender finished with 2 cells missing")]
 
 
-def test_finish_after_verification_and_admission_is_done(bench: Any, make_control: Callable[..., Frame]) -> None:
+def test_finish_after_verification_and_admission_is_done(bench: Any) -> None:
     bench.intake.expect(bench.ticket())
-    for frame, payload in bench.everything():
-        bench.send(frame, payload)
-    assert bench.send(make_control(kind=FrameKind.FINISH)).kind is ReplyKind.DONE
+    bench.send_all()
+    assert bench.send(control(kind=FrameKind.FINISH)).kind is ReplyKind.DONE
     bench.intake.admit(T)
-    assert bench.send(make_control(kind=FrameKind.FINISH)).kind is ReplyKind.DONE
+    assert bench.send(control(kind=FrameKind.FINISH)).kind is ReplyKind.DONE
 
 
-def test_two_source_ranks_finish_one_after_the_other(bench: Any, make_control: Callable[..., Frame]) -> None:
+def test_two_source_ranks_finish_one_after_the_other(bench: Any) -> None:
     bench.intake.expect(bench.ticket(groups={1: (5,)}))
     other = bench.connect()
     first = bench.data(1, (5,), range(1), range(1), source_ranks=2)
     second = bench.data(1, (5,), range(1, 2), range(1), source_ranks=2, source_rank=Rank(1))
     bench.send(*first)
-    assert bench.send(make_control(kind=FrameKind.FINISH, source_ranks=2)).kind is ReplyKind.DONE
+    assert bench.send(control(kind=FrameKind.FINISH, source_ranks=2)).kind is ReplyKind.DONE
     bench.intake.disconnect(bench.link, "gone")  # its part is here
     assert bench.events == []
     bench.send(*second, link=other)
@@ -233,12 +226,12 @@ def test_a_truncated_payload_is_malformed(bench: Any) -> None:
         bench.send(frame, payload[:-1])
 
 
-def test_the_lost_link_fails_its_open_transfers_alone(bench: Any, make_control: Callable[..., Frame]) -> None:
+def test_the_lost_link_fails_its_open_transfers_alone(bench: Any) -> None:
     other = bench.connect()
     for number in (1, 2, 3):
         bench.intake.expect(bench.ticket(number, {0: (number,)}))
-    bench.send(make_control())
-    bench.send(make_control(transfer=TransferId(2)), link=other)
+    bench.send(control())
+    bench.send(control(transfer=TransferId(2)), link=other)
     bench.send(*bench.data(0, (3,), range(3), range(4), transfer=TransferId(3)))
     assert [type(e) for e in bench.events] == [Verified]
     bench.intake.disconnect(bench.link, "killed")
@@ -254,9 +247,9 @@ def test_a_lost_link_fails_what_its_peer_was_promised_but_never_announced(bench:
     assert [e.transfer for e in bench.events] == [T]
 
 
-def test_abort_fails_at_the_receiver(bench: Any, make_control: Callable[..., Frame]) -> None:
+def test_abort_fails_at_the_receiver(bench: Any) -> None:
     bench.intake.expect(bench.ticket())
-    bench.send(make_control(kind=FrameKind.ABORT))
+    bench.send(control(kind=FrameKind.ABORT))
     assert bench.events == [Failed(transfer=T, reason="the sender gave up")]
 
 
@@ -322,10 +315,10 @@ def test_a_new_incarnation_fails_open_transfers_and_refuses_old_tickets(bench: A
         bench.intake.expect(bench.ticket(2))
 
 
-def test_a_ticket_with_nothing_to_send_is_verified_at_once(bench: Any, make_control: Callable[..., Frame]) -> None:
+def test_a_ticket_with_nothing_to_send_is_verified_at_once(bench: Any) -> None:
     bench.intake.expect(bench.ticket(groups={0: ()}))
     assert [type(e) for e in bench.events] == [Verified]
-    assert bench.send(make_control(kind=FrameKind.FINISH)).kind is ReplyKind.DONE
+    assert bench.send(control(kind=FrameKind.FINISH)).kind is ReplyKind.DONE
 
 
 def test_wire_time_without_a_common_clock_starts_at_arrival(bench: Any) -> None:
@@ -345,14 +338,14 @@ def test_wrong_tickets_are_refused(bench: Any) -> None:
         bench.intake.expect(bench.ticket())
 
 
-def test_a_revoked_promise_drops_late_frames_without_calling_them_a_failure(bench: Any, make_control: Any) -> None:
+def test_a_revoked_promise_drops_late_frames_without_calling_them_a_failure(bench: Any) -> None:
     bench.intake.expect(bench.ticket())
-    assert bench.send(make_control()).kind is ReplyKind.ACK  # announced, but not a byte came
+    assert bench.send(control()).kind is ReplyKind.ACK  # announced, but not a byte came
     assert bench.intake.revoke(T)
     before = bench.image()
     frame, payload = bench.everything()[0]
     assert bench.send(frame, payload).kind is ReplyKind.ACK
-    assert bench.send(make_control(kind=FrameKind.FINISH)).kind is ReplyKind.ACK  # and not DONE: nothing is here
+    assert bench.send(control(kind=FrameKind.FINISH)).kind is ReplyKind.ACK  # and not DONE: nothing is here
     assert bench.image() == before
     assert bench.events == []
     assert bench.dropped("fenced") == 2
@@ -360,9 +353,7 @@ def test_a_revoked_promise_drops_late_frames_without_calling_them_a_failure(benc
     assert not bench.intake.revoke(T)
 
 
-def test_a_rank_that_has_bytes_already_revokes_as_quietly_as_the_one_that_had_none(
-    bench: Any, make_control: Any
-) -> None:
+def test_a_rank_that_has_bytes_already_revokes_as_quietly_as_the_one_that_had_none(bench: Any) -> None:
     """Its sender learns of it from another rank, and later than it pushes: a refusal would cost the attempt."""
     bench.intake.expect(bench.ticket())
     frames = bench.everything()
@@ -370,7 +361,7 @@ def test_a_rank_that_has_bytes_already_revokes_as_quietly_as_the_one_that_had_no
     before = bench.image()
     assert bench.intake.revoke(T, even_if_begun=True)
     assert [bench.send(*late).kind for late in frames[1:]] == [ReplyKind.ACK] * len(frames[1:])
-    assert bench.send(make_control(kind=FrameKind.FINISH)).kind is ReplyKind.ACK
+    assert bench.send(control(kind=FrameKind.FINISH)).kind is ReplyKind.ACK
     assert (bench.image(), bench.events, bench.intake.transfers()) == (before, [], [])
     assert not bench.intake.revoke(T, even_if_begun=True)
 
@@ -382,8 +373,7 @@ def test_what_is_being_pushed_cannot_be_revoked(bench: Any) -> None:
     assert not bench.intake.revoke(T)
     (snapshot,) = bench.intake.transfers()
     assert (snapshot.transfer, snapshot.phase, snapshot.bytes) == (T, "pushing", len(frames[0][1]))
-    for frame, payload in frames[1:]:
-        bench.send(frame, payload)
+    bench.send_all(frames[1:])
     assert not bench.intake.revoke(T)
     assert [type(e) for e in bench.events] == [Verified]
 
@@ -403,14 +393,13 @@ def test_a_link_that_ends_while_an_empty_ticket_is_taken_up_does_not_fail_it(
     bench.intake.admit(T)
 
 
-def test_frames_of_a_ticket_count_only_from_the_worker_that_it_was_granted_to(bench: Any, make_control: Any) -> None:
+def test_frames_of_a_ticket_count_only_from_the_worker_that_it_was_granted_to(bench: Any) -> None:
     bench.intake.expect(bench.ticket())
     before = bench.image()
     other = bench.intake.connect(replace(bench.link.peer, worker=WorkerId("p1")))
     assert bench.send(*bench.everything()[0], link=other).reason == "foreign"
-    assert bench.send(make_control(kind=FrameKind.ABORT), link=other).kind is ReplyKind.FAIL
+    assert bench.send(control(kind=FrameKind.ABORT), link=other).kind is ReplyKind.FAIL
     assert bench.dropped("foreign") == 2
     assert bench.image() == before
-    for frame, payload in bench.everything():
-        bench.send(frame, payload)
+    bench.send_all()
     assert [type(e) for e in bench.events] == [Verified]

@@ -1,7 +1,5 @@
 """Random histories of several transfers against a model: memory changes only by frames of the current attempt."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -9,9 +7,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from tandem.core.ids import TransferId
+from tandem.core.ids import GroupId, TransferId
 from tandem.kvtransfer.events import Failed, Verified
 from tandem.kvtransfer.frame import FrameKind, ReplyKind
+from tests.unit.kvtransfer.conftest import Bench, control
 
 FRAMES = [  # every cell of (block, layer) of one block of group 0, whole and in halves of heads
     *((range(layer, layer + 1), heads) for layer in range(3) for heads in (range(4), range(2), range(2, 4))),
@@ -20,11 +19,10 @@ FRAMES = [  # every cell of (block, layer) of one block of group 0, whole and in
 
 
 class Machine(RuleBasedStateMachine):
-    def __init__(self, new_bench: Any, make_control: Any) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.bench = new_bench()
-        self.model = new_bench()  # its memory gets what ought to be accepted
-        self.control = make_control
+        self.bench = Bench()
+        self.model = Bench()  # its memory gets what ought to be accepted
         self.missing: dict[int, set[tuple[int, int]]] = {}  # open transfers
         self.blocks: dict[int, int] = {}
         self.outcome: dict[int, str] = {}
@@ -64,7 +62,7 @@ class Machine(RuleBasedStateMachine):
         self.touched.add(number)
         if not cells & self.missing[number]:
             return
-        self.model.pools[0].write_from(frame.blocks, layers, heads, memoryview(sent))
+        self.model.pools[GroupId(0)].write_from(frame.blocks, layers, heads, memoryview(sent))
         if flip:  # it lies in reserved blocks that are never read
             self._end(number, "failed")
             return
@@ -74,7 +72,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(number=st.integers(1, 6))
     def finish(self, number: int) -> None:
-        reply = self.bench.send(self.control(kind=FrameKind.FINISH, transfer=TransferId(number)))
+        reply = self.bench.send(control(kind=FrameKind.FINISH, transfer=TransferId(number)))
         assert (reply.kind is ReplyKind.DONE) == (self.outcome.get(number) == "verified")
         if number in self.missing:
             self._end(number, "failed")
@@ -115,8 +113,8 @@ class Machine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("steps", [30])
-def test_random_histories(new_bench: Any, make_control: Any, steps: int) -> None:
+def test_random_histories(steps: int) -> None:
     run_state_machine_as_test(
-        lambda: Machine(new_bench, make_control),  # type: ignore[arg-type]  # any callable will do
+        Machine,
         settings=settings(stateful_step_count=steps, max_examples=60, deadline=None),
     )

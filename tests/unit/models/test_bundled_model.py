@@ -1,7 +1,5 @@
 """The bundled model: a complete folder of the promised shape, and weights that learned to write."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A ticket is used only in the form that follows from both profiles, and only with room for exactly the prompt."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
@@ -96,7 +94,7 @@ def test_the_codec_is_the_one_that_follows(
     if follows:
         handover(*offered).check(ticket((0, 3), codec=codec), profile(), receiver)
         return
-    with pytest.raises(TransferError, match=f"its codec is {codec or 'none'} where"):
+    with pytest.raises(TransferError, match=f"its codec is {codec or 'none'} instead of"):
         handover(*offered).check(ticket((0, 3), codec=codec), profile(), receiver)
 
 

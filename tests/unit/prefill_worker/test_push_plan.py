@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tandem.core.ids import BlockId, GroupId
 from tandem.core.kv_layout import KVGroupSpec
-from tandem.kvtransfer.pool import TokenRun
+from tandem.kvtransfer.kv_pool_access import TokenRun
 from tandem.prefill_worker.push_plan import PushPlan
 
 SPEC = KVGroupSpec(

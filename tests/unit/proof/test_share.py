@@ -1,7 +1,5 @@
 """Proofs with the same entries under each seed: seeds divide them, and none is left out."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sys
@@ -12,8 +10,7 @@ from typing import Any
 import pytest
 
 from proof.exactness import __main__ as exactness
-from proof.exactness.answers import PathVerdict
-from proof.exactness.compare import Verdict
+from proof.exactness.answers import PathVerdict, Verdict
 from proof.exactness.paths import PATHS
 from proof.record import CUT, Record, add_every, arguments_of, share
 from proof.survival import __main__ as survival

@@ -1,7 +1,5 @@
 """Schemas of bodies: every field has a bound on the bytes that a client may put into it."""
 
-from __future__ import annotations
-
 import types
 import typing
 from collections.abc import Iterator
@@ -10,8 +8,8 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel
 
-from tandem.router.api.http.entries import unbounded
-from tandem.router.api.http.operations import OPERATIONS
+from tandem.router.api.http.body_parser import unbounded
+from tandem.router.api.http.openapi import OPERATIONS
 from tandem.router.api.http.schemas import FIRST_ERROR
 
 BODIES: dict[type[BaseModel], None] = dict.fromkeys(one.body for one in OPERATIONS if one.body is not None)

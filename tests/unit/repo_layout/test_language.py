@@ -1,7 +1,5 @@
 """Docstrings and comments are plain technical English; the counts of old habits may only fall."""
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Folders against the lists that name them: pyproject, the architecture page, the import graph."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

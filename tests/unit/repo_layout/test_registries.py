@@ -3,8 +3,6 @@
 CONTRIBUTING.md sends people here. Literals of other files are read without importing them: those import torch.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterable, Mapping
@@ -27,7 +25,7 @@ OPERATIONS = sorted(path.parent.name for path in KERNELS.glob("*/__init__.py"))
 TESTS = ROOT / "tests" / "unit" / "kernels"
 IS_ITS_OWN_REFERENCE = {"fused_layer"}
 """Compared with the decoder that it computes all layers of."""
-LOADED_BY_ITSELF = {"kv_codec"}
+LOADED_BY_ITSELF = {"kv_payload"}
 """Its C code is used by transfers, not by steps."""
 NEED_A_GPU = {"cuda_ipc", "nccl"}
 

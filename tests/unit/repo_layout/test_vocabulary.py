@@ -1,7 +1,5 @@
 """One word a thing: replaced words are no identifier, folder or file, and a class name has one definition."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import Counter
@@ -22,12 +20,12 @@ REPLACED = re.findall(
 )
 HOMONYMS = {
     "_Api": "four files of endpoints, each with its own private handler",
-    "BlockCounts": "a record of the router, and its document in clusterctl's JSON",
+    "BlockCounts": "a record of the router, and its document of the admin port",
     "DesiredSource": "two Protocols of one store, each with what its reader needs",
     "MapPoint": "a record of the simulator, and its document in clusterctl's JSON",
-    "SloClasses": "the router's classes, and their document in clusterctl's JSON",
+    "SloClasses": "the router's classes, and their document of the admin port",
     "WorkerLoad": "two Protocols: load to choose victims by, load as admission control reads it",
-    "WorkerStatus": "the controller's record, and its document in clusterctl's JSON",
+    "WorkerStatus": "the controller's record, and its document of the admin port",
 }
 MOST_HOMONYMS = 12
 

@@ -1,14 +1,12 @@
 """Workers as policies see them, in few words."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tandem.core.ids import GroupId, Incarnation, WorkerId
 from tandem.core.kv_compatibility import KVProfile
 from tandem.core.kv_layout import KVGroupSpec, KVLayout
-from tandem.core.lifecycle import RoleName
 from tandem.core.prefill_queue import PrefillSpeed
+from tandem.core.state_enums import RoleName
 from tandem.router.routing.plan import Candidate
 
 

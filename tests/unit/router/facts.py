@@ -1,13 +1,11 @@
 """Made-up facts that workers report of themselves."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tandem.core.ids import GroupId, Incarnation, WorkerId
 from tandem.core.kv_compatibility import KVProfile
 from tandem.core.kv_layout import KVGroupSpec, KVLayout
-from tandem.core.lifecycle import RoleName
+from tandem.core.state_enums import RoleName
 from tandem.kvtransfer.wire import profile_from_wire
 from tandem.router.workers.proto_convert import WorkerFacts
 from tandem.rpc.v1 import worker_pb2 as w

@@ -1,7 +1,5 @@
 """Flights with an inbox, and workers' messages to them."""
 
-from __future__ import annotations
-
 import asyncio
 
 from tandem.core.ids import RequestId

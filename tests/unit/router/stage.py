@@ -1,10 +1,6 @@
 """A dispatcher among real links without peers: its messages stay in them, and tests deliver the replies."""
 
-from __future__ import annotations
-
-import asyncio
-import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +8,10 @@ from tandem.core.clock import ManualClock
 from tandem.core.config import Disaggregation, RouterSection
 from tandem.core.errors import TandemError
 from tandem.core.ids import Incarnation, RouterId, WorkerId
-from tandem.core.lifecycle import Phase, RoleName
 from tandem.core.sampling import SamplingParams
 from tandem.core.secret import ClusterSecret
-from tandem.router.admission.slo import SloTerms
+from tandem.core.state_enums import Phase, RoleName
+from tandem.router.admission.slo_classes import SloTerms
 from tandem.router.dispatch.dispatcher import Dispatcher
 from tandem.router.dispatch.inflight_request import GenerationRequest
 from tandem.router.dispatch.readiness import Readiness
@@ -146,14 +142,3 @@ def work(n: int = 2, max_tokens: int = 9, timeout_s: float = 60.0) -> Generation
 
 def chunk(choice: int, index: int, *tokens: int, attempt: int = 1, **more: Any) -> TokenChunk:
     return TokenChunk(request="r", attempt=attempt, choice=choice, index=index, tokens=tokens, **more)
-
-
-def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Timers of the dispatcher need a running loop."""
-
-    def run(**arguments: Any) -> None:
-        asyncio.run(test(**arguments))
-
-    run.__name__, run.__doc__ = test.__name__, test.__doc__
-    run.__signature__ = inspect.signature(test)  # type: ignore[attr-defined]
-    return run

@@ -3,8 +3,6 @@
 Only with TANDEM_MACHINE_SHRINK=1 is a history that breaks a promise cut down, for that takes minutes.
 """
 
-from __future__ import annotations
-
 import os
 
 from hypothesis import HealthCheck, Phase, settings

@@ -3,8 +3,6 @@
 Each end notices by itself that a channel was cut, and informs its rank then; messages before that are lost.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Failures on purpose fill no log."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 

@@ -5,19 +5,17 @@ their share while others wait; no more than can run at once; taken back only if 
 the end all are served.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tandem.core.clock import ManualClock
 from tandem.core.ids import BlockId, GroupId, Incarnation, Rank, WorkerId
-from tandem.core.lifecycle import RoleName
+from tandem.core.state_enums import RoleName
 from tandem.decode_worker.ticket_grants import UNUSED_S
 from tandem.kvtransfer.frame import FrameKind, decode
 from tandem.kvtransfer.jobs import Control, FrameWriter, Push
+from tandem.kvtransfer.kv_pool_access import HostPool, TokenRun
 from tandem.kvtransfer.outgoing_transfer import Outgoing
-from tandem.kvtransfer.pool import HostPool, TokenRun
 from tandem.kvtransfer.ticket import Ticket
 from tandem.kvtransfer.transports.base import Peer
 from tandem.kvtransfer.wire import profile_to_wire

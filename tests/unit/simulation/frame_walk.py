@@ -1,7 +1,5 @@
 """A random walk over one pair of ends: the same events as the hypothesis machine, denser, drawn from one seed."""
 
-from __future__ import annotations
-
 import random
 
 from tests.unit.simulation.frames import BLOCKS, Pair

@@ -5,8 +5,6 @@ its number: of another attempt, or of another incarnation of either end. Each tr
 lands in the wrong place shows at the latest when a transfer is verified.
 """
 
-from __future__ import annotations
-
 import random
 import zlib
 from collections.abc import Iterator, Sequence
@@ -29,8 +27,8 @@ from tandem.kvtransfer.frame import (
     encode,
 )
 from tandem.kvtransfer.jobs import Control, FrameWriter, Push
+from tandem.kvtransfer.kv_pool_access import HostPool, PoolAccess, TokenRun
 from tandem.kvtransfer.outgoing_transfer import Outgoing
-from tandem.kvtransfer.pool import HostPool, PoolAccess, TokenRun
 from tandem.kvtransfer.receiver_core import InboundLink, ReceiverCore
 from tandem.kvtransfer.state import TransferPhase
 from tandem.kvtransfer.ticket import Endpoint, GroupBlocks, Ticket

@@ -20,7 +20,8 @@ from tandem.kvtransfer.ticket import Endpoint
 from tandem.kvtransfer.transports import registry
 from tandem.kvtransfer.transports.base import Link, LinkClosedError, Peer
 from tandem.kvtransfer.transports.dialer import DialCandidate
-from tandem.kvtransfer.transports.registry import ListenerConfig, Transport
+from tandem.kvtransfer.transports.listener_config import ListenerConfig
+from tandem.kvtransfer.transports.registry import Transport
 
 NAME = "memory"
 WINDOW_FRAMES = 4
@@ -122,7 +123,7 @@ class Wire:
         try:
             frame, rest = decode(memoryview(head))
             if len(rest):
-                raise MalformedFrameError("bytes too many")
+                raise MalformedFrameError("trailing bytes")
             self.network.landing = frame
             reply = self.intake.accept(frame, memoryview(bytearray(payload)), self.inbound)
             self.network.on_landed(frame)

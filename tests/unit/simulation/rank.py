@@ -1,35 +1,32 @@
 """One worker without processes, sockets and threads: a simulated engine, real roles, step loop and transfer ends."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tandem.core.clock import ManualClock
-from tandem.core.holder_keys import subject_of
 from tandem.core.ids import BlockId, GroupId, Incarnation, Rank, TransferId, WorkerId
 from tandem.core.kv_compatibility import KVProfile
 from tandem.core.kv_layout import KVGroupSpec, KVLayout
-from tandem.core.ledger import BlockLedger, Holder, HoldKind
-from tandem.core.lifecycle import RoleName
+from tandem.core.ledger import BlockLedger, Holder, HoldKind, subject_of
 from tandem.core.secret import ClusterSecret
+from tandem.core.state_enums import RoleName
 from tandem.decode_worker.role import DecodeRole
 from tandem.engine.engine import Engine
 from tandem.engine.sim.runner import SimRunner
 from tandem.engine.step_budget import SchedulerConfig
 from tandem.kvtransfer.events import Failed, Verified
-from tandem.kvtransfer.pool import HostPool, TokenRun
+from tandem.kvtransfer.kv_pool_access import HostPool, TokenRun
 from tandem.kvtransfer.receiver import TransferReceiver
 from tandem.kvtransfer.sender import TransferSender
 from tandem.kvtransfer.state import TransferState
 from tandem.prefill_worker.role import PrefillRole
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
-from tandem.workercore.heartbeat_page import Pulse
+from tandem.workercore.heartbeat import Pulse
 from tandem.workercore.outbox import Outbox
 from tandem.workercore.requests import RequestTable
-from tandem.workercore.role import Role, RoleContext
+from tandem.workercore.role_interface import Role, RoleContext
 from tandem.workercore.step_loop import StepLoop
 from tests.unit.engine.simulation import EOS, VOCAB
 from tests.unit.simulation.memory import NAME, Network
@@ -165,7 +162,7 @@ class Worker:
 
     def check(self) -> None:
         """Everything that must hold between any two events."""
-        self.engine.check_integrity()
+        self.engine.scheduler.check_integrity()
         claims = self.loop.claims()
         for ledger in self.engine.ledgers:
             counts = ledger.counts()

@@ -1,7 +1,5 @@
 """The sender's record and the receiver's intake alone, under lost, doubled, late, spoiled and foreign frames."""
 
-from __future__ import annotations
-
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 

@@ -1,7 +1,5 @@
 """The guards bear load: with any one of them switched off, histories that hold otherwise break a promise."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

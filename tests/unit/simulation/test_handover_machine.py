@@ -3,8 +3,6 @@
 `make proof NAME=machines` runs the same machine for long.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Tickets of one decode worker before a crowd: order, shares, revocation, and no request left waiting."""
 
-from __future__ import annotations
-
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 

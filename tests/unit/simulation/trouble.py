@@ -1,7 +1,5 @@
 """Everything that goes wrong in a world: lost, doubled, late and spoiled messages, cuts, lapses, deaths, cancels."""
 
-from __future__ import annotations
-
 from tests.unit.simulation.world import World
 
 BREAKS = ("wire", "channel", "notice", "notice")

@@ -1,7 +1,5 @@
 """A long random walk through a world: the same events as the hypothesis machine, denser, drawn from one seed."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 

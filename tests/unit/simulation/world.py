@@ -5,8 +5,6 @@ Lines   router → worker, worker → router    in order, never lost while the s
         frames and replies of KV links      a test may lose, double, spoil and reorder them
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections import Counter, deque
@@ -16,7 +14,7 @@ from typing import Any
 
 from tandem.core.clock import ManualClock
 from tandem.core.ids import Incarnation
-from tandem.core.lifecycle import RoleName
+from tandem.core.state_enums import RoleName
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
 from tests.unit.engine.simulation import layout

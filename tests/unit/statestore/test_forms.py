@@ -1,7 +1,5 @@
 """Keys, records, events and the desired state: what stands in Redis, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any
@@ -15,8 +13,8 @@ from tandem.core.desired import DesiredState, Pool
 from tandem.core.desired_changes import cordoned
 from tandem.core.errors import ConfigError
 from tandem.core.ids import Incarnation, RouterId, WorkerId
-from tandem.core.lifecycle import RoleName
 from tandem.core.rollouts import started
+from tandem.core.state_enums import RoleName
 from tandem.rpc.v1 import worker_pb2
 from tandem.statestore.index.events import MEMBER_BYTES, fold, member, members
 from tandem.statestore.keys import Keys, Member

@@ -1,7 +1,5 @@
 """Routers' messages to each other about prompts that they sent, and their use."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The cases of a matrix that are drawn."""
 
-from __future__ import annotations
-
 from itertools import combinations, product
 
 import pytest

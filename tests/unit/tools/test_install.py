@@ -1,7 +1,5 @@
 """The installer: what it makes of pip's output, and that pip takes uv's place."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys

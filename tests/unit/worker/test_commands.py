@@ -1,16 +1,15 @@
 """Commands and reports survive their way as bytes."""
 
-from __future__ import annotations
-
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, Rank, RequestId, TransferId, WorkerId
 from tandem.core.kv_layout import KVGroupSpec, KVLayout
-from tandem.engine.step_batch import SeqSlice, StepBatch
+from tandem.core.link_speed import ReportedLink
+from tandem.engine.runner_protocol import SeqSlice, StepBatch
 from tandem.kvtransfer.events import Failed, Quiesced, SendCompleted, SendFailed, Verified
-from tandem.kvtransfer.peer_link import LinkInfo
 from tandem.kvtransfer.ticket import Endpoint, GroupBlocks, Ticket
 from tandem.worker import commands, reports
 from tandem.worker.commands import decode, encode
@@ -97,12 +96,12 @@ REPORTS = st.one_of(
         reports.Links,
         st.lists(
             st.builds(
-                LinkInfo,
-                worker=NAMES.map(WorkerId),
-                rank=st.integers(0, 7).map(Rank),
+                ReportedLink,
+                peer=NAMES.map(WorkerId),
+                peer_rank=st.integers(0, 7).map(Rank),
                 transport=NAMES,
                 reason=NAMES,
-                from_rank=st.integers(0, 7).map(Rank),
+                rank=st.integers(0, 7).map(Rank),
                 stalls=U32,
                 from_host=NAMES,
                 to_host=NAMES,
@@ -147,10 +146,8 @@ def test_a_report_comes_out_as_it_went_in(report: reports.Report) -> None:
 
 @given(pushes())
 def test_a_push_that_was_cut_is_refused(push: commands.PushCommand) -> None:
-    whole = encode(push)
-    if push.src_blocks or push.dst_blocks:
-        with pytest.raises(ValueError):
-            decode(whole[:-4])
+    with pytest.raises(msgspec.DecodeError):
+        decode(encode(push)[:-4])
 
 
 def test_tables_that_are_no_lists_travel_too() -> None:
@@ -163,10 +160,10 @@ def test_tables_that_are_no_lists_travel_too() -> None:
 def test_a_worker_with_thousands_of_links_reports_those_that_fit() -> None:
     """A report that no ring takes would end the follower."""
     links = tuple(
-        LinkInfo(
-            worker=WorkerId(f"decode-{number}"),
-            rank=Rank(number % 8),
-            from_rank=Rank(1),
+        ReportedLink(
+            peer=WorkerId(f"decode-{number}"),
+            peer_rank=Rank(number % 8),
+            rank=Rank(1),
             stalls=0,
             transport="tcp",
             reason="fastest of tcp, grpc",

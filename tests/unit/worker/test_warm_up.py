@@ -1,6 +1,4 @@
-"""A worker that is ready has computed, and knows nothing of its warm-up any more."""
-
-from __future__ import annotations
+"""Test the phases of a start and the warm-up."""
 
 import dataclasses
 from typing import Any
@@ -9,10 +7,12 @@ import pytest
 
 from tandem.core.clock import ManualClock
 from tandem.core.errors import StartupError
-from tandem.core.fingerprint import Fingerprint
+from tandem.core.kv_compatibility import Fingerprint
+from tandem.core.start_times import StartPhase
 from tandem.engine.engine import Engine
 from tandem.engine.sim.runner import SimRunner
-from tandem.worker.loading import Loaded
+from tandem.worker.builder import StartSteps
+from tandem.worker.engine_loading import Loaded
 from tests.unit.engine.arithmetic import make_request, tokens
 from tests.unit.engine.simulation import layout
 
@@ -48,3 +48,17 @@ def test_a_slow_first_step_does_not_cut_the_first_prompts_short() -> None:
     ready.warm_up()
     ready.engine.add(make_request("first", tokens(200)))
     assert ready.engine.step().prefill_tokens == 200
+
+
+def test_a_compiler_interrupts_the_phase_that_needs_it() -> None:
+    said: list[str] = []
+    steps = StartSteps(said.append)
+    steps.compile(True)
+    steps.compile(False)
+    steps.enter(StartPhase.POOL)
+    steps.compile(True)
+    steps.compile(False)
+    steps.note("memory: 1 GiB")
+    steps.enter(StartPhase.WARM_UP)
+    compiling, pool = StartPhase.COMPILING, StartPhase.POOL
+    assert said == [compiling, pool, compiling, pool, "memory: 1 GiB", StartPhase.WARM_UP]

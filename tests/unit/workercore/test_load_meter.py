@@ -1,7 +1,5 @@
 """A worker's measurements of its own decode steps."""
 
-from __future__ import annotations
-
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +8,7 @@ import pytest
 
 from tandem.engine.model_work import ModelWork
 from tandem.engine.request import StepResult
-from tandem.router.routing.prefill_utilization import COMPUTING_SECONDS
+from tandem.router.routing.observed_traffic import COMPUTING_SECONDS
 from tandem.workercore.load_meter import DecodePace, LoadMeter
 
 SHELL: Any = SimpleNamespace(count=lambda name, by=1: None, work=None)

@@ -22,8 +22,8 @@ from tandem.core.config import WorkerConfig
 from tandem.core.config_loader import load
 from tandem.core.cpu_level import hold_libraries
 from tandem.core.errors import StartupError, TandemError
-from tandem.core.gc_freeze import freeze_gc
 from tandem.core.logs import JSON, setup
+from tandem.core.memory import freeze_gc
 from tandem.core.start_times import StartPhase, StartTimes, process_started_s
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.workerhost.host import WorkerHost

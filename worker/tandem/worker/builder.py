@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +16,9 @@ from tandem.core.cpu_level import cpu_level, product_words
 from tandem.core.ids import Rank, WorkerId
 from tandem.core.kv_layout import KVLayout
 from tandem.core.lease_timing import TOMBSTONE_S
-from tandem.core.protocol_version import STREAM_VERSION
 from tandem.core.start_times import StartPhase
 from tandem.core.timeout_scale import patient
+from tandem.core.version import STREAM_VERSION
 from tandem.engine.pool_plan import kv_words
 from tandem.kernels.build_lock import WATCH
 from tandem.kvtransfer.link_speeds import LinkSpeeds
@@ -24,19 +26,16 @@ from tandem.kvtransfer.wire import profile_to_wire
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.worker.follower import Follower, Reporter
-from tandem.worker.followers import Followers
-from tandem.worker.group_receiver import GroupReceiver
-from tandem.worker.group_sender import GroupSender
-from tandem.worker.leader_runner import LeaderRunner
+from tandem.worker.followers import Followers, LeaderRunner
+from tandem.worker.group_transfers import GroupReceiver, GroupSender
 from tandem.worker.pool_backing import PoolBacking
 from tandem.worker.reports import Hello
-from tandem.worker.startup_progress import StartSteps
-from tandem.workercore.heartbeat_page import Pulse
+from tandem.workercore.heartbeat import Pulse
 from tandem.workercore.inbox import Inbox
 from tandem.workercore.message_ring import RingPair, RingReader, RingWriter
 from tandem.workercore.outbox import Outbox
 from tandem.workercore.requests import RequestTable
-from tandem.workercore.role import RoleContext
+from tandem.workercore.role_interface import RoleContext
 from tandem.workercore.transfer_interfaces import ReceivingEnd, SendingEnd
 
 FOLLOWERS_TIMEOUT_S = patient(120.0)
@@ -50,6 +49,34 @@ class RankIdentity:
     rank: Rank
     pairs: tuple[RingPair, ...]
     rendezvous: Path
+
+
+class StartSteps:
+    """`say` gets phases in order, one at a time. A compiler that runs in a phase is one of its own, between two parts
+    of it. Thread-safe."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._lock = threading.Lock()
+        self._phase: StartPhase | None = None
+
+    def enter(self, phase: StartPhase) -> None:
+        """Begin this phase and end the one before."""
+        with self._lock:
+            self._phase = phase
+            self._say(phase)
+
+    def note(self, text: str) -> None:
+        """Report another text; the phase goes on."""
+        with self._lock:
+            self._say(text)
+
+    def compile(self, is_begun: bool) -> None:
+        """Report that a compiler begins; or that it has ended, and the phase goes on."""
+        with self._lock:
+            phase = StartPhase.COMPILING if is_begun else self._phase
+            if phase is not None:
+                self._say(phase)
 
 
 @dataclass(slots=True)
@@ -83,19 +110,19 @@ def _assemble_leader(
         enter(StartPhase.TORCH)
         import tandem.worker.model_loading  # noqa: F401 - now, so that its time is not that of the weights
     from tandem.kvtransfer.host_id import host_id
-    from tandem.worker import loading
+    from tandem.worker import engine_loading
 
     followers = group = None
     if seat.pairs:
         followers = Followers(seat.pairs, inbox.post)
         followers.start()
         enter(StartPhase.GROUP)
-        group = loading.join_group(config, seat.rank, seat.rendezvous)
+        group = engine_loading.join_group(config, seat.rank, seat.rendezvous)
     enter(StartPhase.WEIGHTS)
-    loaded_rank = loading.load_rank(config, group, enter)
+    loaded_rank = engine_loading.load_rank(config, group, enter)
     if loaded_rank.memory is not None:
         steps.note(loaded_rank.memory.words())
-        if not loading.is_on_device(loaded_rank.pools):
+        if not engine_loading.is_on_device(loaded_rank.pools):
             dtype = loaded_rank.fingerprint.compute_dtype
             steps.note(f"computes in {dtype}; matrix products: {product_words(cpu_level(), dtype)}")
     runner = loaded_rank.runner
@@ -103,8 +130,8 @@ def _assemble_leader(
     if followers is not None:
         followers.wait_ready(FOLLOWERS_TIMEOUT_S)
         runner = LeaderRunner(runner, followers)
-    loaded = loading.Loaded(
-        loading.engine_over(runner, config, loaded_rank.swap), loaded_rank.pools, loaded_rank.fingerprint
+    loaded = engine_loading.Loaded(
+        engine_loading.engine_over(runner, config, loaded_rank.swap), loaded_rank.pools, loaded_rank.fingerprint
     )
     enter(StartPhase.WARM_UP)
     loaded.warm_up()
@@ -113,16 +140,16 @@ def _assemble_leader(
     receiver: ReceivingEnd
     sender: SendingEnd
     if followers is None:
-        receiver, sender = loading.open_transfer_ends(config, loaded, inbox.post, speeds=speeds)
+        receiver, sender = engine_loading.open_transfer_ends(config, loaded, inbox.post, speeds=speeds)
     else:
-        open_receiver = functools.partial(loading.open_receiver, config, loaded.pools, seat.rank)
-        open_sender = functools.partial(loading.open_sender, config, loaded.pools, seat.rank, speeds=speeds)
+        open_receiver = functools.partial(engine_loading.open_receiver, config, loaded.pools, seat.rank)
+        open_sender = functools.partial(engine_loading.open_sender, config, loaded.pools, seat.rank, speeds=speeds)
         receiver = GroupReceiver(open_receiver, followers, inbox.post)
         sender = GroupSender(open_sender, followers, inbox.post, MonotonicClock())
     context = RoleContext(
         worker=WorkerId(config.worker_id),
-        incarnation=loading.NOT_REGISTERED,
-        profile=loading.kv_profile(loaded, receiver, config.settings, config.revision),
+        incarnation=engine_loading.NOT_REGISTERED,
+        profile=engine_loading.kv_profile(loaded, receiver, config.settings, config.revision),
         host=host_id(),
         engine=loaded.engine,
         receiver=receiver,
@@ -140,14 +167,14 @@ def _assemble_leader(
 
 def assemble_follower(config: WorkerConfig, seat: RankIdentity, pulse: Pulse) -> Follower:
     """Load this rank's part, open its transfer ends, and send hello to rank 0. Raises TandemError."""
-    from tandem.worker import loading
+    from tandem.worker import engine_loading
 
     (pair,) = seat.pairs
     reporter = Reporter(RingWriter(pair.reports))
-    group = loading.join_group(config, seat.rank, seat.rendezvous)
-    loaded = loading.load_rank(config, group)
+    group = engine_loading.join_group(config, seat.rank, seat.rendezvous)
+    loaded = engine_loading.load_rank(config, group)
     speeds = LinkSpeeds(MonotonicClock())  # its own: only rank 0's are reported to others
-    receiver, sender = loading.open_transfer_ends(config, loaded, reporter.event, seat.rank, speeds=speeds)
+    receiver, sender = engine_loading.open_transfer_ends(config, loaded, reporter.say, seat.rank, speeds=speeds)
     reporter.say(Hello(receiver.endpoints()))
     follower = Follower(loaded.runner, receiver, sender, RingReader(pair.commands), reporter, pulse, MonotonicClock())
     PoolBacking(loaded.unbacked, follower.batch_counts).start()

@@ -1,9 +1,9 @@
 """Commands of rank 0 to the other ranks of its worker, as bytes: steps, block copies and transfer calls, in one order.
 
-    0      1        2                4
-    ┌──────┬────────┬────────────────┬──────────────┐
-    │ kind │ flags  │ after_layers   │ body …       │      little-endian; block ids and tokens are i32, in a push u32
-    └──────┴────────┴────────────────┴──────────────┘
+    0      1          2              4
+    ┌──────┬──────────┬──────────────┬────────┐
+    │ kind │ has_hook │ after_layers │ body … │      little-endian; a step's numbers are i32, other bodies msgpack
+    └──────┴──────────┴──────────────┴────────┘
 
 `after_layers`: how many layers of the step in progress rank 0 had stored when it gave the command. A follower that is
 still behind obeys when it has stored as many, so that it never pushes what it has not computed. Between steps it is
@@ -16,86 +16,69 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Iterator, Sequence
+from typing import Any, get_args
 
-from tandem.core.ids import BlockId, GroupId, Incarnation, TransferId, WorkerId
-from tandem.core.kv_compatibility import KVProfile
-from tandem.engine.step_batch import SeqSlice, StepBatch
+import msgspec
+
+from tandem.core.ids import BlockId, GroupId, Incarnation, TransferId
+from tandem.engine.runner_protocol import SeqSlice, StepBatch
 from tandem.kvtransfer.ticket import Ticket
-from tandem.kvtransfer.wire import profile_to_wire
-from tandem.rpc.v1 import worker_pb2 as w
-from tandem.workercore.proto_convert import ticket_from_wire, ticket_to_wire
 
-_HEAD = struct.Struct("<BBH")
+_HEAD = struct.Struct("<B?H")
 _STEP = struct.Struct("<IIII")
-_COPY = struct.Struct("<I")
-_PUSH = struct.Struct("<QIIIIIIi")
-_TRANSFER = struct.Struct("<Q")
-_NAME = struct.Struct("<HH")
-_ALL = -1
-_HAS_HOOK = 1
 AFTER_STEP = 0xFFFF
 """`after_layers` of commands between steps; no model has so many layers."""
 _MORE, _LAST = b"\xff", b"\xfe"
 """In place of a kind: a part of a long command, with more to follow, or the last one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(msgspec.Struct, frozen=True):
     """Run one step. `has_hook`: rank 0 gives commands while layers are stored."""
 
     batch: StepBatch
     has_hook: bool
 
 
-@dataclass(frozen=True, slots=True)
-class CopyBlocks:
+class CopyBlocks(msgspec.Struct, frozen=True):
     """Copy whole blocks (source, target) inside the pool of `group`."""
 
     group: int
     pairs: list[tuple[int, int]]
 
 
-@dataclass(frozen=True, slots=True)
-class Expect:
+class Expect(msgspec.Struct, frozen=True):
     """Receiver: accept frames of this ticket."""
 
     ticket: Ticket
 
 
-@dataclass(frozen=True, slots=True)
-class Admit:
+class Admit(msgspec.Struct, frozen=True):
     """Receiver: the request took over the verified blocks."""
 
     transfer: TransferId
 
 
-@dataclass(frozen=True, slots=True)
-class CancelReceiving:
+class CancelReceiving(msgspec.Struct, frozen=True):
     """Receiver: fence."""
 
     transfer: TransferId
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Revoke:
+class Revoke(msgspec.Struct, frozen=True):
     """Receiver: fence, quietly if no byte came."""
 
     transfer: TransferId
 
 
-@dataclass(frozen=True, slots=True)
-class Open:
+class Open(msgspec.Struct, frozen=True):
     """Sender: begin a transfer."""
 
     ticket: Ticket
 
 
-@dataclass(frozen=True, slots=True)
-class PushCommand:
+class PushCommand(msgspec.Struct, frozen=True):
     """Sender: queue blocks; see `TransferSender.push`."""
 
     transfer: TransferId
@@ -107,29 +90,25 @@ class PushCommand:
     tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(msgspec.Struct, frozen=True):
     """Sender: nothing more will be pushed."""
 
     transfer: TransferId
 
 
-@dataclass(frozen=True, slots=True)
-class CancelSending:
+class CancelSending(msgspec.Struct, frozen=True):
     """Sender: stop reading the source."""
 
     transfer: TransferId
 
 
-@dataclass(frozen=True, slots=True)
-class SetIncarnation:
+class SetIncarnation(msgspec.Struct, frozen=True):
     """Both ends: the worker's incarnation from now on."""
 
     incarnation: Incarnation
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(msgspec.Struct, frozen=True):
     """End the process."""
 
 
@@ -147,19 +126,27 @@ Command = (
     | SetIncarnation
     | Stop
 )
+_KINDS = {command: kind for kind, command in enumerate(get_args(Command))}
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=lambda layers: (layers.start, layers.stop))
+_DECODERS: list[msgspec.msgpack.Decoder[Any]] = [
+    msgspec.msgpack.Decoder(command, dec_hook=lambda _, layers: range(*layers)) for command in _KINDS
+]
 
 
 def encode(command: Command, after_layers: int = AFTER_STEP) -> bytes:
     """The command as one message. Raises struct.error or OverflowError for a value that no field holds."""
-    kind, body = _ENCODERS[type(command)]
-    flags = _HAS_HOOK if isinstance(command, Step) and command.has_hook else 0
-    return _HEAD.pack(kind, flags, after_layers) + body(command)
+    kind = _KINDS[type(command)]
+    if isinstance(command, Step):
+        return _HEAD.pack(kind, command.has_hook, after_layers) + _pack(command.batch)
+    return _HEAD.pack(kind, False, after_layers) + _ENCODER.encode(command)
 
 
 def decode(data: bytes) -> tuple[int, Command]:
-    """(after_layers, command). Raises ValueError, struct.error or KeyError for what `encode` did not make."""
-    kind, flags, after_layers = _HEAD.unpack_from(data)
-    return after_layers, _DECODERS[kind](memoryview(data)[_HEAD.size :], flags)
+    """(after_layers, command). Raises DecodeError, struct.error or IndexError for what `encode` did not make."""
+    kind, has_hook, after_layers = _HEAD.unpack_from(data)
+    body = memoryview(data)[_HEAD.size :]
+    command = Step(_unpack(body), has_hook) if kind == _KINDS[Step] else _DECODERS[kind].decode(body)
+    return after_layers, command
 
 
 def split(data: bytes, limit: int) -> Iterator[bytes]:
@@ -191,12 +178,12 @@ class Joiner:
         return whole
 
 
-# ---- steps: whole block tables, because that is fast enough (bench/step_messages) ----------------------------------
+# Steps are packed by hand, with whole block tables: msgpack would give a follower lists, which take several times as
+# long as arrays to decode and to put into a tensor (bench/step_messages).
 
 
-def _encode_step(command: Step) -> bytes:
+def _pack(batch: StepBatch) -> bytes:
     """Counts, then one run of i32: tokens, positions, logit rows, (query, context) and table sizes, tables."""
-    batch = command.batch
     groups = len(batch.sequences[0].block_tables) if batch.sequences else 0
     tables = [table for sequence in batch.sequences for table in sequence.block_tables]
     numbers = array("i")
@@ -214,7 +201,7 @@ def _encode_step(command: Step) -> bytes:
     return head + numbers.tobytes()
 
 
-def _decode_step(body: memoryview, flags: int) -> Step:
+def _unpack(body: memoryview) -> StepBatch:
     """Block tables come as arrays: cheap to cut, and to put into a tensor."""
     tokens, rows, sequences, groups = _STEP.unpack_from(body)
     numbers = array("i")
@@ -231,104 +218,6 @@ def _decode_step(body: memoryview, flags: int) -> Step:
         SeqSlice(shares[2 * i], shares[2 * i + 1], tuple(tables[i * groups : (i + 1) * groups]))
         for i in range(sequences)
     ]
-    batch = StepBatch(
+    return StepBatch(
         numbers[:tokens].tolist(), numbers[tokens : 2 * tokens].tolist(), slices, numbers[2 * tokens : at].tolist()
     )
-    return Step(batch, bool(flags & _HAS_HOOK))
-
-
-def _encode_copy(command: CopyBlocks) -> bytes:
-    return _COPY.pack(command.group) + array("i", chain.from_iterable(command.pairs)).tobytes()
-
-
-def _decode_copy(body: memoryview, _flags: int) -> CopyBlocks:
-    ids = _numbers(body[_COPY.size :])
-    return CopyBlocks(_COPY.unpack_from(body)[0], list(zip(ids[::2], ids[1::2], strict=True)))
-
-
-# ---- transfers -----------------------------------------------------------------------------------------------------
-
-
-def _encode_push(command: PushCommand) -> bytes:
-    """Block ids as u32: a peer chose the destinations, and no value that fits a message may end this worker."""
-    head = _PUSH.pack(
-        command.transfer, command.group, len(command.src_blocks), len(command.dst_blocks),
-        command.layers.start, command.layers.stop, command.offset_tokens,
-        _ALL if command.tokens is None else command.tokens,
-    )  # fmt: skip
-    return head + array("I", command.src_blocks).tobytes() + array("I", command.dst_blocks).tobytes()
-
-
-def _decode_push(body: memoryview, _flags: int) -> PushCommand:
-    transfer, group, sources, dests, first, last, offset, tokens = _PUSH.unpack_from(body)
-    ids = [BlockId(n) for n in _numbers(body[_PUSH.size :], "I")]
-    if len(ids) != sources + dests:
-        raise ValueError(f"{len(ids)} blocks in a push of {sources} and {dests}")
-    return PushCommand(
-        TransferId(transfer), GroupId(group), ids[:sources], ids[sources:], range(first, last), offset,
-        None if tokens == _ALL else tokens,
-    )  # fmt: skip
-
-
-def _encode_ticket(command: Expect | Open) -> bytes:
-    """The two names, then the ticket in its form between workers. Rare, so protobuf will do."""
-    ticket = command.ticket
-    profile = profile_to_wire(KVProfile(fingerprint="", identity=(), layout=ticket.layout))
-    message = ticket_to_wire(ticket, profile)
-    sender, receiver = ticket.sender.encode(), ticket.receiver.encode()
-    return _NAME.pack(len(sender), len(receiver)) + sender + receiver + message.SerializeToString()
-
-
-def _decode_ticket(body: memoryview) -> Ticket:
-    sender, receiver = _NAME.unpack_from(body)
-    names = bytes(body[_NAME.size : _NAME.size + sender + receiver])
-    message = w.Ticket.FromString(bytes(body[_NAME.size + len(names) :]))
-    return ticket_from_wire(message, WorkerId(names[:sender].decode()), WorkerId(names[sender:].decode()))
-
-
-def _encode_id(command: Admit | Revoke | Finish | CancelSending) -> bytes:
-    return _TRANSFER.pack(command.transfer)
-
-
-def _decode_id(body: memoryview) -> TransferId:
-    return TransferId(_TRANSFER.unpack(body)[0])
-
-
-def _decode_cancel(body: memoryview, _flags: int) -> CancelReceiving:
-    return CancelReceiving(_decode_id(body[: _TRANSFER.size]), bytes(body[_TRANSFER.size :]).decode())
-
-
-def _numbers(body: memoryview, code: str = "i") -> list[int]:
-    numbers = array(code)
-    numbers.frombytes(body)
-    return numbers.tolist()
-
-
-_ENCODERS: dict[type, tuple[int, Callable[..., bytes]]] = {
-    Step: (1, _encode_step),
-    CopyBlocks: (2, _encode_copy),
-    Expect: (3, _encode_ticket),
-    Admit: (4, _encode_id),
-    CancelReceiving: (5, lambda c: _TRANSFER.pack(c.transfer) + c.reason.encode()),
-    Open: (6, _encode_ticket),
-    PushCommand: (7, _encode_push),
-    Finish: (8, _encode_id),
-    CancelSending: (9, _encode_id),
-    SetIncarnation: (10, lambda c: _TRANSFER.pack(c.incarnation)),
-    Stop: (11, lambda _: b""),
-    Revoke: (12, _encode_id),
-}
-_DECODERS: dict[int, Callable[[memoryview, int], Command]] = {
-    1: _decode_step,
-    2: _decode_copy,
-    3: lambda body, _: Expect(_decode_ticket(body)),
-    4: lambda body, _: Admit(_decode_id(body)),
-    5: _decode_cancel,
-    6: lambda body, _: Open(_decode_ticket(body)),
-    7: _decode_push,
-    8: lambda body, _: Finish(_decode_id(body)),
-    9: lambda body, _: CancelSending(_decode_id(body)),
-    10: lambda body, _: SetIncarnation(Incarnation(_TRANSFER.unpack(body)[0])),
-    11: lambda _body, _flags: Stop(),
-    12: lambda body, _: Revoke(_decode_id(body)),
-}

@@ -7,15 +7,15 @@ import select
 import threading
 from collections import deque
 
+import msgspec
+
 from tandem.core.clock import Clock
 from tandem.core.errors import TransferError
 from tandem.core.ids import Incarnation, TransferId
 from tandem.core.logs import event
 from tandem.core.timeout_scale import patient
-from tandem.engine.runner_protocol import Runner
-from tandem.engine.step_batch import StepBatch
-from tandem.kvtransfer.events import Failed, ReceiverEvent, SenderEvent, SendFailed
-from tandem.kvtransfer.peer_link import LinkInfo
+from tandem.engine.runner_protocol import Runner, StepBatch
+from tandem.kvtransfer.events import Failed, SendFailed
 from tandem.kvtransfer.receiver import TransferReceiver
 from tandem.kvtransfer.sender import TransferSender
 from tandem.worker import reports
@@ -36,7 +36,7 @@ from tandem.worker.commands import (
     Stop,
     decode,
 )
-from tandem.workercore.heartbeat_page import Pulse
+from tandem.workercore.heartbeat import Pulse
 from tandem.workercore.message_ring import RingReader, RingWriter
 
 _log = logging.getLogger(__name__)
@@ -61,10 +61,6 @@ class Reporter:
         with self._lock:
             self._writer.write(data, REPORT_TIMEOUT_S)
 
-    def event(self, happened: ReceiverEvent | SenderEvent) -> None:
-        """Report an event of a transport."""
-        self.say(happened)
-
 
 class Follower:
     """One thread runs everything but the transports' reports."""
@@ -87,10 +83,8 @@ class Follower:
         self._incarnation = Incarnation(0)
         self._is_stopping = False
         self._batch: StepBatch | None = None  # being computed now
-        self._counters: dict[str, int] = {}
-        self._counters_s = 0.0
-        self._links: tuple[LinkInfo, ...] = ()
-        self._links_s = float("-inf")
+        self._counters, self._counters_s = reports.Counters({}), 0.0
+        self._links, self._links_s = reports.Links(()), float("-inf")
 
     def run(self) -> None:
         """Run until stopped. An exception here ends the process: the ranks no longer agree."""
@@ -116,8 +110,7 @@ class Follower:
             self._obey(self._waiting.popleft()[1])
             self._take()
         self._release_held()
-        self._report_counters()
-        self._report_links()
+        self._report_changes()
 
     def _take(self) -> None:
         for message in self._commands.read_all():
@@ -188,16 +181,10 @@ class Follower:
                 if isinstance(command, Finish):
                     self._sender.finish(command.transfer)
                 else:
-                    self._push(command)
+                    self._sender.push(*msgspec.structs.astuple(command))
             except ValueError as error:  # rank 0 pushed the same: then this rank's part alone is over
                 self._sender.cancel(command.transfer)
                 event(_log, "push refused", logging.ERROR, transfer=command.transfer, reason=error)
-
-    def _push(self, command: PushCommand) -> None:
-        self._sender.push(
-            command.transfer, command.group, command.src_blocks, command.dst_blocks, command.layers,
-            command.offset_tokens, command.tokens,
-        )  # fmt: skip
 
     def _drop_held(self, transfer: TransferId) -> None:
         self._held = deque(command for command in self._held if command.transfer != transfer)
@@ -216,22 +203,18 @@ class Follower:
         else:
             self._reporter.say(reports.Expected(command.ticket.transfer))
 
-    def _report_counters(self) -> None:
+    def _report_changes(self) -> None:
+        """Report counters and links, each at its interval and only if it changed."""
         now_s = self._clock.now_s()
-        if now_s - self._counters_s < COUNTERS_EVERY_S:
-            return
-        self._counters_s = now_s
-        counters = self._receiver.counters()
-        if counters != self._counters:
-            self._counters = counters
-            self._reporter.say(reports.Counters(counters))
-
-    def _report_links(self) -> None:
-        now_s = self._clock.now_s()
-        if now_s - self._links_s < LINKS_EVERY_S:
-            return
-        self._links_s = now_s
-        links = self._sender.links()
-        if links != self._links:
-            self._links = links
-            self._reporter.say(reports.Links(links))
+        if now_s - self._counters_s >= COUNTERS_EVERY_S:
+            self._counters_s = now_s
+            counters = reports.Counters(self._receiver.counters())
+            if counters != self._counters:
+                self._counters = counters
+                self._reporter.say(counters)
+        if now_s - self._links_s >= LINKS_EVERY_S:
+            self._links_s = now_s
+            links = reports.Links(self._sender.links())
+            if links != self._links:
+                self._links = links
+                self._reporter.say(links)

@@ -1,7 +1,11 @@
-"""Rank 0's side of the other ranks: commands go out in one order, reports come in on a thread of their own."""
+"""Rank 0's side of the other ranks: commands go out in one order, reports come in on a thread of their own.
+
+Its runner passes every step and copy to the followers first, then runs it here.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import select
@@ -10,13 +14,16 @@ from collections.abc import Callable, Sequence
 
 from tandem.core.errors import StartupError, WorkerLostError
 from tandem.core.ids import Rank
+from tandem.core.link_speed import ReportedLink
 from tandem.core.timeout_scale import patient
-from tandem.kvtransfer.peer_link import LinkInfo
+from tandem.engine.request import TokenOutput
+from tandem.engine.runner_protocol import Ahead, Runner, SampleRow, StepBatch
 from tandem.kvtransfer.ticket import Endpoint
-from tandem.worker.commands import AFTER_STEP, Command, Stop, encode, split
+from tandem.worker.commands import AFTER_STEP, Command, CopyBlocks, Step, Stop, encode, split
 from tandem.worker.reports import Counters, Hello, Links, Report, decode
 from tandem.workercore.message_ring import RingPair, RingReader, RingWriter
 
+_log = logging.getLogger(__name__)
 COMMAND_TIMEOUT_S = patient(10.0)
 """A follower that leaves a full ring unread for this long is lost; its host has noticed long before."""
 OnReport = Callable[[Rank, Report], None]
@@ -43,7 +50,7 @@ class Followers:
         self._news = threading.Condition()  # guards the three below
         self._endpoints: dict[Rank, tuple[Endpoint, ...]] = {}
         self._counters: dict[Rank, dict[str, int]] = {}
-        self._links: dict[Rank, tuple[LinkInfo, ...]] = {}
+        self._links: dict[Rank, tuple[ReportedLink, ...]] = {}
         self._stop = os.eventfd(0, os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._read, name="followers", daemon=True)
         self._soon: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
@@ -66,7 +73,7 @@ class Followers:
         with self._news:
             if not self._news.wait_for(lambda: len(self._endpoints) == len(self._writers), timeout_s):
                 missing = ", ".join(str(rank) for rank in self.ranks if rank not in self._endpoints)
-                raise StartupError(f"rank {missing} did not get ready within {timeout_s:g} s", todo="see its log")
+                raise StartupError(f"rank {missing} was not ready within {timeout_s:g} s", todo="see its log")
 
     def endpoints(self) -> tuple[Endpoint, ...]:
         """Endpoints of all followers, in rank order."""
@@ -78,7 +85,7 @@ class Followers:
         with self._news:
             return list(self._counters.values())
 
-    def links(self) -> tuple[LinkInfo, ...]:
+    def links(self) -> tuple[ReportedLink, ...]:
         """The latest links of every follower that has reported any, in rank order."""
         with self._news:
             return tuple(link for rank in self.ranks for link in self._links.get(rank, ()))
@@ -94,7 +101,7 @@ class Followers:
                     for message in split(data, writer.max_message_bytes):
                         writer.write(message, COMMAND_TIMEOUT_S)
                 except TimeoutError as error:
-                    self._lost = WorkerLostError(f"rank {rank} takes no commands", why=str(error))
+                    self._lost = WorkerLostError(f"rank {rank} does not read its commands", why=str(error))
                     raise self._lost from error
 
     def broadcast_soon(self, command: Command) -> None:
@@ -148,3 +155,48 @@ class Followers:
             return
         for listener in self._listeners:
             listener(rank, report)
+
+
+class LeaderRunner:
+    """A `Runner` over a whole group. Only this rank samples.
+
+    A step that fails raises WorkerLostError: some ranks may be inside a collective that others have left, so no
+    further step can be trusted, and the worker ends.
+    """
+
+    def __init__(self, runner: Runner, followers: Followers) -> None:
+        self._runner, self._followers = runner, followers
+        self.layout, self.max_model_len, self.num_blocks = runner.layout, runner.max_model_len, runner.num_blocks
+        self.vocab_size, self.eos_token_ids = runner.vocab_size, runner.eos_token_ids
+
+    @property
+    def ahead(self) -> Ahead | None:
+        """None: followers get a step's tokens only with the next step."""
+        return None
+
+    def step(
+        self, batch: StepBatch, rows: Sequence[SampleRow], on_layers: Callable[[int, int], None] | None = None
+    ) -> list[TokenOutput]:
+        followers = self._followers
+        followers.broadcast(Step(batch, has_hook=on_layers is not None))
+
+        def stored(first: int, last: int) -> None:
+            followers.stored_layers = last
+            if on_layers is not None:
+                on_layers(first, last)
+
+        followers.is_in_step, followers.stored_layers = True, 0
+        try:
+            return self._runner.step(batch, rows, stored if on_layers is not None else None)
+        except WorkerLostError:
+            raise
+        except Exception as error:
+            _log.exception("a step of the group failed")
+            what = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise WorkerLostError("a step of the tensor-parallel group failed on rank 0", why=what) from error
+        finally:
+            followers.is_in_step, followers.stored_layers = False, AFTER_STEP
+
+    def copy_blocks(self, group: int, pairs: list[tuple[int, int]]) -> None:
+        self._followers.broadcast(CopyBlocks(group, pairs))
+        self._runner.copy_blocks(group, pairs)

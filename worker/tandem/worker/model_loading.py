@@ -12,19 +12,19 @@ import torch
 from tandem.core.clock import MonotonicClock
 from tandem.core.config import WorkerConfig, WorkerSection
 from tandem.core.errors import ConfigError
-from tandem.core.fingerprint import Fingerprint
 from tandem.core.ids import GroupId
+from tandem.core.kv_compatibility import Fingerprint
 from tandem.core.logs import event
 from tandem.core.start_times import StartPhase
-from tandem.engine.kv_offload import PoolCopies
+from tandem.engine.kv_pool import PoolCopies
 from tandem.engine.memory_plan import AutomaticKV, StepBounds
 from tandem.engine.model_config import read_model_config
 from tandem.engine.model_source import ModelSource, fingerprint
 from tandem.engine.parallel import TensorGroup
 from tandem.engine.runner import ModelRunner
 from tandem.engine.swapping import TRIAL_BLOCKS, Swap
-from tandem.kvtransfer.pool import HostPool, PoolAccess
-from tandem.worker.device_pool import DevicePool
+from tandem.kvtransfer.kv_pool_access import HostPool, PoolAccess
+from tandem.worker.device_pool_io import DevicePool
 
 _log = logging.getLogger(__name__)
 LAYER_GROUPS = 4
@@ -40,7 +40,7 @@ def rank_device(config: WorkerConfig, rank: int) -> str:
         return device
     if torch.cuda.is_available() and torch.cuda.device_count() < tp:
         has = f"this machine has {torch.cuda.device_count()} GPUs"
-        raise ConfigError(f"--tp {tp} needs a GPU a rank", why=has, todo="lower --tp, or use --device cpu")
+        raise ConfigError(f"--tp {tp} needs one GPU per rank", why=has, todo="lower --tp, or use --device cpu")
     return f"cuda:{rank}"
 
 
@@ -96,9 +96,9 @@ def open_swap(config: WorkerConfig, runner: ModelRunner) -> Swap | None:
     computed again."""
     settings = config.settings
     if runner.device.type == "cpu":
-        why = "KV is in host memory already, so that a copy frees nothing that kv_memory_bytes could not have"
+        why = "KV is already in host memory, so a copy would free nothing that kv_memory_bytes could not use"
     elif settings.tp > 1:
-        why = "the ranks of a worker have no way yet to keep their parts together"
+        why = "swapping is not supported with several ranks"
     elif not settings.swap_memory_bytes:
         why = "swap_memory_bytes is 0"
     else:
@@ -108,7 +108,7 @@ def open_swap(config: WorkerConfig, runner: ModelRunner) -> Swap | None:
         capacity = settings.swap_memory_bytes
         event(_log, "preempted requests may keep their KV", logging.INFO, capacity_bytes=capacity, **speeds)
         return swap
-    event(_log, "preempted requests are computed again", why=why)
+    event(_log, "preempted requests are recomputed", why=why)
     return None
 
 

@@ -47,11 +47,11 @@ class PoolBacking:
                 try:
                     is_backed = back(address + at, min(PIECE_BYTES, len(pool) - at))
                 except OSError as error:
-                    event(_log, "KV memory is not all there", logging.ERROR, why=error, todo="lower --kv-memory")
+                    event(_log, "KV memory is incomplete", logging.ERROR, why=error, todo="lower --kv-memory")
                     return
                 if not is_backed:
-                    event(_log, "KV memory is taken as it is used", logging.INFO, why="it needs Linux 5.14 or newer")
+                    event(_log, "KV memory is allocated on first use", logging.INFO, why="it needs Linux 5.14 or newer")
                     return
                 pause.wait(BUSY_PAUSE_S if self._count_batch() else IDLE_PAUSES * (self._clock.now_s() - piece_s))
         size, took_s = sum(len(pool) for pool in self._pools), round(self._clock.now_s() - began_s, 3)
-        event(_log, "KV memory is taken", logging.INFO, bytes=size, took_s=took_s)
+        event(_log, "KV memory is allocated", logging.INFO, bytes=size, took_s=took_s)

@@ -11,22 +11,23 @@ from pathlib import Path
 from tandem.core.config import WorkerConfig
 from tandem.core.config_loader import load
 from tandem.core.errors import InternalError, TandemError
-from tandem.core.gc_freeze import freeze_gc, load_without_pauses
 from tandem.core.ids import Rank
-from tandem.core.lifecycle import RoleName
 from tandem.core.logs import JSON, setup
+from tandem.core.memory import freeze_gc, load_without_pauses
 from tandem.core.parent_death_signal import die_with_parent
+from tandem.core.proto_mapping import to_proto
+from tandem.core.state_enums import RoleName
 from tandem.core.timeout_scale import patient
 from tandem.kernels.cpu_memory import keep_freed_memory
 from tandem.rpc.v1 import engine_pb2 as e
+from tandem.rpc.v1 import worker_pb2 as w
 from tandem.worker.builder import RankIdentity, assemble_follower, assemble_leader
-from tandem.workercore.heartbeat_page import Pulse
-from tandem.workercore.heartbeat_thread import Ticker
+from tandem.workercore.heartbeat import Pulse, Ticker
 from tandem.workercore.inbox import Inbox
 from tandem.workercore.message_ring import RingHandle, RingPair, RingReader, RingWriter
+from tandem.workercore.mixed_role import MixedRole
 from tandem.workercore.outbox import Outbox
-from tandem.workercore.proto_convert import endpoint_to_wire
-from tandem.workercore.role import Role, RoleContext
+from tandem.workercore.role_interface import Role, RoleContext
 from tandem.workercore.step_loop import StepLoop
 
 _log = logging.getLogger(__name__)
@@ -84,8 +85,6 @@ def create_role(name: RoleName, context: RoleContext) -> Role:
         from tandem.decode_worker.role import DecodeRole
 
         return DecodeRole(context)
-    from tandem.worker.mixed_role import MixedRole
-
     return MixedRole(context)
 
 
@@ -97,7 +96,7 @@ def _lead(config: WorkerConfig, seat: RankIdentity, inbox: Inbox, outbox: Outbox
     leader = assemble_leader(config, seat, inbox, outbox)
     ticker.count_batch = leader.context.engine.batch_counts
     loop = StepLoop(leader.context, create_role(config.role, leader.context), inbox, pulse, create_role)
-    endpoints = [endpoint_to_wire(endpoint) for endpoint in leader.context.receiver.endpoints()]
+    endpoints = [to_proto(w.RankEndpoint, endpoint) for endpoint in leader.context.receiver.endpoints()]
     outbox.put(e.RankToHost(ready=e.RankReady(info=leader.info, endpoints=endpoints)))
     return loop.run, leader.close
 

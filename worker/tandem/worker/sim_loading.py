@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING
 
 from tandem.core.config import SIM_KV_BYTES, WorkerConfig
 from tandem.core.errors import StartupError
-from tandem.core.fingerprint import Fingerprint
 from tandem.core.ids import GroupId
+from tandem.core.kv_compatibility import Fingerprint
 from tandem.core.kv_layout import KVLayout
 from tandem.core.start_times import StartPhase
-from tandem.engine.model_config import read_model_config
+from tandem.engine.model_config import check_tp, read_model_config
 from tandem.engine.model_source import ModelSource, sim_fingerprint
 from tandem.engine.pool_plan import block_counts, context_length, human_size, kv_layout
 from tandem.engine.sim.runner import SimRunner
-from tandem.engine.tp_checks import check_tp
-from tandem.kvtransfer.pool import HostPool, PoolAccess
+from tandem.kvtransfer.kv_pool_access import HostPool, PoolAccess
 
 if TYPE_CHECKING:
     from tandem.engine.parallel import TensorGroup

@@ -6,21 +6,21 @@ itself, whatever the router saw.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from tandem.core.holder_keys import Subject, subject_of
 from tandem.core.ids import GroupId
 from tandem.core.lease_timing import LEASE_S
-from tandem.core.ledger import BlockLedger, Held, Holder, HoldKind
-from tandem.core.lifecycle import RoleName
-from tandem.kvtransfer.snapshot import OpenTransfer
+from tandem.core.ledger import BlockLedger, Held, Holder, HoldKind, Subject, subject_of
+from tandem.core.proto_mapping import to_proto
+from tandem.core.state_enums import RoleName
+from tandem.kvtransfer.state import OpenTransfer
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.statestore.index.events import fold, member
-from tandem.workercore.role import RoleContext
-from tandem.workercore.transfer_claims import Claim
+from tandem.workercore.role_interface import Claim, RoleContext
 
 MAX_BLOCKS = 600_000
 """Block ids in one report: holders of one long prefix all name it, and the message has to fit the host's ring."""
+_CHANGED = "no holder of this name has had these blocks since then"
 
 
 def report(context: RoleContext, role: RoleName, claims: Sequence[Claim], number: int) -> w.AuditReport:
@@ -33,31 +33,21 @@ def report(context: RoleContext, role: RoleName, claims: Sequence[Claim], number
         incarnation=context.incarnation,
         role=role.value,
         now_s=context.clock.now_s(),
-        blocks=[_totals(ledger) for ledger in context.engine.ledgers],
+        blocks=[to_proto(w.GroupBlocksCount, ledger.counts(), group=ledger.group) for ledger in context.engine.ledgers],
         holds=list_holds(context.engine.ledgers),
         requests=[
-            w.AuditRequestState(
+            to_proto(
+                w.AuditRequestState,
+                tracked,
                 key=tracked.key,
-                request=tracked.request,
-                attempt=tracked.attempt,
-                router=tracked.router,
                 since_s=tracked.received_s,
                 is_in_engine=tracked.key in in_engine,
             )
             for tracked in context.requests.all()
         ],
-        sending=_transfers(context.sender.transfers()),
-        receiving=_transfers(context.receiver.transfers()),
-        claims=[
-            w.AuditClaim(
-                kind=claim.kind,
-                key=claim.key,
-                transfer=claim.transfer,
-                peer=claim.peer,
-                peer_incarnation=claim.peer_incarnation,
-            )
-            for claim in claims
-        ],
+        sending=list(map(_transfer, context.sender.transfers())),
+        receiving=list(map(_transfer, context.receiver.transfers())),
+        claims=[to_proto(w.AuditClaim, claim) for claim in claims],
         cached_blocks=len(cached),
         cached_digest=format(fold(0, cached), "x"),
     )
@@ -66,8 +56,8 @@ def report(context: RoleContext, role: RoleName, claims: Sequence[Claim], number
 def list_holds(ledgers: Sequence[BlockLedger], max_blocks: int = MAX_BLOCKS) -> list[w.AuditHold]:
     """List every holder that has blocks. Where these are more than `max_blocks` in all, each names only its first, and
     cannot be repaired."""
-    everyone = _everyone(ledgers)
-    most = max(1, max_blocks // len(everyone)) if _are_too_many(everyone, max_blocks) else None
+    holds = _holds(ledgers)
+    most = max(1, max_blocks // len(holds)) if _are_too_many(holds, max_blocks) else None
     return [
         w.AuditHold(
             group=group,
@@ -76,7 +66,7 @@ def list_holds(ledgers: Sequence[BlockLedger], max_blocks: int = MAX_BLOCKS) -> 
             since_s=held.since_s,
             blocks=held.blocks[:most],
         )
-        for group, held in everyone
+        for group, held in holds
     ]
 
 
@@ -105,14 +95,14 @@ def _refusal(context: RoleContext, claims: Sequence[Claim], incarnation: int, ho
         return f"this worker is now {context.incarnation}"
     held = _find(context, hold)
     if held is None:
-        return "nobody holds these blocks under this name since then"
+        return _CHANGED
     if sorted(held.blocks) != sorted(hold.blocks):
-        if _are_too_many(_everyone(context.engine.ledgers), MAX_BLOCKS):
+        if _are_too_many(_holds(context.engine.ledgers), MAX_BLOCKS):
             return (
                 f"it has {len(held.blocks)} blocks, not these {len(hold.blocks)}: so much is held here that a report "
                 "names only the first of each hold, and what was not seen whole is not released; restart the worker"
             )
-        return "nobody holds these blocks under this name since then"
+        return _CHANGED
     if context.clock.now_s() - held.since_s < LEASE_S:
         return "it is younger than a lease"
     subject = subject_of(held.holder)
@@ -122,7 +112,7 @@ def _refusal(context: RoleContext, claims: Sequence[Claim], incarnation: int, ho
     if context.requests.get(subject.key) is not None or subject.key in context.engine.in_flight():
         return "its request is known here"
     if any(claim.key == subject.key or claim.transfer == subject.transfer != 0 for claim in claims):
-        return "the role works on it"
+        return "its role is working on it"
     return ""
 
 
@@ -137,45 +127,18 @@ def _find(context: RoleContext, hold: w.AuditHold) -> Held | None:
     return None
 
 
-def _everyone(ledgers: Sequence[BlockLedger]) -> list[tuple[GroupId, Held]]:
+def _holds(ledgers: Sequence[BlockLedger]) -> list[tuple[GroupId, Held]]:
     return [(ledger.group, held) for ledger in ledgers for held in ledger.held() if held.blocks]
 
 
-def _are_too_many(everyone: Sequence[tuple[GroupId, Held]], max_blocks: int) -> bool:
-    return sum(len(held.blocks) for _, held in everyone) > max_blocks
+def _are_too_many(holds: Sequence[tuple[GroupId, Held]], max_blocks: int) -> bool:
+    return sum(len(held.blocks) for _, held in holds) > max_blocks
 
 
 def _is_about(subject: Subject, transfer: OpenTransfer) -> bool:
-    is_its_request = (transfer.request, transfer.attempt) == (subject.request, subject.attempt)
+    is_its_request = (transfer.ticket.request, transfer.ticket.attempt) == (subject.request, subject.attempt)
     return is_its_request or transfer.transfer == subject.transfer
 
 
-def _totals(ledger: BlockLedger) -> w.GroupBlocksCount:
-    counts = ledger.counts()
-    return w.GroupBlocksCount(
-        group=ledger.group,
-        total=counts.total,
-        free=counts.free,
-        cached=counts.cached,
-        request=counts.request,
-        pushing=counts.pushing,
-        reserved=counts.reserved,
-    )
-
-
-def _transfers(transfers: Iterable[OpenTransfer]) -> list[w.AuditTransfer]:
-    return [
-        w.AuditTransfer(
-            transfer=t.transfer,
-            request=t.request,
-            attempt=t.attempt,
-            sender=t.sender,
-            sender_incarnation=t.sender_incarnation,
-            receiver=t.receiver,
-            receiver_incarnation=t.receiver_incarnation,
-            phase=t.phase,
-            age_s=t.age_s,
-            bytes=t.bytes,
-        )
-        for t in transfers
-    ]
+def _transfer(transfer: OpenTransfer) -> w.AuditTransfer:
+    return to_proto(w.AuditTransfer, transfer.ticket, phase=transfer.phase, age_s=transfer.age_s, bytes=transfer.bytes)

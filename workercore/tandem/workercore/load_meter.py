@@ -1,4 +1,4 @@
-"""A worker's load as reported to its routers: measured rates and the queue in short. Belongs to the step loop."""
+"""A worker's load as reported to its routers: measured rates, the queue in short, links. Belongs to the step loop."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ import statistics
 from collections import deque
 
 from tandem.core import metric_names as names
+from tandem.core.link_speed import LinkSpeed
 from tandem.core.prefill_queue import condensed
+from tandem.core.proto_mapping import from_proto, to_proto
 from tandem.engine.request import StepResult
+from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
-from tandem.workercore.role import RoleContext
+from tandem.workercore.role_interface import RoleContext
 
+LOOK_EVERY_S = 2.0
+"""Interval of looks at the links in use."""
 _STEPS = 101
 _FADE = 0.99
 """Weight of an older step, relative to the one after it."""
@@ -50,11 +55,42 @@ class DecodePace:
         return max(0.0, (self._ns / self._weight - mean * self._s / self._weight) / variance)
 
 
+class LinkNews:
+    """A rank's reports of its links: each new measurement at once, the links in use every few seconds."""
+
+    def __init__(self, context: RoleContext) -> None:
+        self._context = context
+        self._links: list[w.LinkReport] = []
+        self._looked_s = float("-inf")
+
+    def publish(self) -> None:
+        """Send the measurements since the last call."""
+        if self._context.speeds is None:
+            return
+        for speed in self._context.speeds.take_news():
+            self._context.outbox.put(e.RankToHost(link_measured=to_proto(e.LinkMeasured, speed)))
+            self._looked_s = float("-inf")  # a new link is to be shown
+
+    def learn(self, message: e.LinkSpeeds) -> None:
+        """Take in what others measured from this host."""
+        if self._context.speeds is not None:
+            self._context.speeds.learn(from_proto(LinkSpeed, row) for row in message.rows)
+
+    def links(self) -> list[w.LinkReport]:
+        """The links in use, as of a few seconds ago."""
+        now_s = self._context.clock.now_s()
+        if now_s - self._looked_s >= LOOK_EVERY_S:
+            self._looked_s = now_s
+            self._links = [to_proto(w.LinkReport, link) for link in self._context.sender.links()]
+        return self._links
+
+
 class LoadMeter:
     """Measures steps and writes reports. Belongs to the step loop's thread."""
 
     def __init__(self, context: RoleContext) -> None:
         self._context = context
+        self.links = LinkNews(context)
         self._decoding = DecodePace()
         self._since_s: float | None = None
 
@@ -88,49 +124,31 @@ class LoadMeter:
         return self._decoding.step_s
 
     def report(self) -> w.LoadReport:
-        """Report everything but the links."""
+        """Report the load of this moment."""
         context, engine = self._context, self._context.engine
-        load, now_s, rules = engine.load(), context.clock.now_s(), engine.queue_rules
-        speed = engine.prefill_speed
+        load, now_s, rules = engine.load(), context.clock.now_s(), engine.config.queue
+        speed = engine.pace.prefill_speed
         for name, value in context.receiver.counters().items():
             context.counters[name if name.startswith(names.PREFIX) else f"transfer_{name}"] = value
         context.counters[names.counter_key(names.LEASES)] = float(len(context.leases))
         context.counters.update(context.peaks)
         if engine.swap is not None:
             context.counters[names.counter_key(names.PREEMPTED_SWAPPED)] = float(engine.swap.requests)
-        return w.LoadReport(
-            queued_requests=load.queued_requests,
-            running_requests=load.running_requests,
-            queued_tokens=load.queued_tokens,
-            blocks=self._blocks(),
+        return to_proto(
+            w.LoadReport,
+            load,
+            blocks=[to_proto(w.GroupBlocksCount, ledger.counts(), group=ledger.group) for ledger in engine.ledgers],
             prefill_rate=speed.tokens_per_s,
             prefill_context_s=speed.context_s,
             decode_step_s=self.decode_step_s,
             decode_sequence_s=self._decoding.sequence_s,
             counters=context.counters,
             in_flight=len(context.requests),
-            decoding_sequences=load.decoding_sequences,
             queue=[
-                w.QueuedWork(
-                    due_in_s=row.due_s - now_s, tokens=row.tokens, requests=row.requests, attended=row.attended
-                )
-                for row in condensed(load.queue)
+                w.QueuedWork(due_in_s=due_s - now_s, tokens=tokens, requests=requests, attended=attended)
+                for due_s, tokens, requests, attended in condensed(load.queue)
             ],
             queue_stretch=rules.stretch,
             queue_max_overtake_s=rules.max_overtake_s,
+            links=self.links.links(),
         )
-
-    def _blocks(self) -> list[w.GroupBlocksCount]:
-        counts = [ledger.counts() for ledger in self._context.engine.ledgers]
-        return [
-            w.GroupBlocksCount(
-                group=group,
-                total=c.total,
-                free=c.free,
-                cached=c.cached,
-                request=c.request,
-                pushing=c.pushing,
-                reserved=c.reserved,
-            )
-            for group, c in enumerate(counts)
-        ]

@@ -141,7 +141,7 @@ class RingWriter(_Ring):
         while not self.try_write(message):
             ready, _, _ = select.select([self.handle.drained], [], [], timeout_s)
             if not ready:
-                raise TimeoutError(f"the reader of the ring took nothing for {timeout_s} s")
+                raise TimeoutError(f"the reader of the ring read nothing for {timeout_s} s")
             _clear(self.handle.drained)
 
 

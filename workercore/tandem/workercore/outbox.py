@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from tandem.core.errors import RequestTooLargeError, TandemError
 from tandem.core.handoff import HandoffTiming
 from tandem.core.ids import Attempt, Incarnation, RequestId, RouterId, WorkerId
-from tandem.core.lifecycle import Phase
 from tandem.core.logs import event
+from tandem.core.proto_mapping import to_proto
+from tandem.core.state_enums import Phase
 from tandem.engine.request import PromptLogprobs, TokenOutput
 from tandem.rpc.v1 import engine_pb2 as e
+from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.workercore.message_ring import MessageTooLargeError
-from tandem.workercore.proto_convert import add_chunk, add_prompt_chunk, timing_to_wire
+from tandem.workercore.proto_convert import add_chunk, add_prompt_chunk
 from tandem.workercore.requests import Tracked, request_key
 
 _log = logging.getLogger(__name__)
@@ -55,7 +57,7 @@ class Outbox:
         if cached_tokens is not None:
             chunk.cached_tokens, chunk.phase_s = cached_tokens, tracked.phase_s
         if handoff is not None:
-            chunk.handoff.CopyFrom(timing_to_wire(handoff))
+            chunk.handoff.CopyFrom(to_proto(g.HandoffTiming, handoff))
             chunk.phase_s = tracked.phase_s
 
     def prompt_logprobs(self, tracked: Tracked, scores: PromptLogprobs) -> None:
@@ -85,6 +87,12 @@ class Outbox:
         opened."""
         to = e.ToPeer(worker=worker, incarnation=incarnation, address=address, message=message)
         self.put(e.RankToHost(peer=to))
+
+    def refuse_ticket(self, peer: WorkerId, ticket: w.Ticket) -> None:
+        """Answer a ticket that came too late, or that was not asked for."""
+        why = "no request waits for this ticket"
+        refused = transfer_failed(ticket.request, ticket.attempt, ticket.transfer, "cancelled", why)
+        self.to_peer(peer, Incarnation(ticket.receiver_incarnation), refused)
 
     def put(self, message: e.RankToHost) -> None:
         data = message.SerializeToString()
@@ -128,6 +136,12 @@ class Outbox:
             why = f"{error} to the worker's host"
             too_large = RequestTooLargeError(f"a {kind} message about the request is too large", why=why)
             self._unsent.append(Unsent(router, *about, too_large))
+
+
+def transfer_failed(request: str, attempt: int, transfer: int, code: str, message: str = "") -> w.PeerMessage:
+    """Build the message with which either end gives a transfer up (0: no ticket yet): the other fences and releases."""
+    failed = w.TransferFailed(request=request, attempt=attempt, transfer=transfer, code=code, message=message)
+    return w.PeerMessage(failed=failed)
 
 
 def _parts(tokens: w.StepTokens) -> list[w.StepTokens]:

@@ -21,17 +21,15 @@ from tandem.core.errors import TransferError
 from tandem.core.ids import Incarnation, RequestId, TransferId, WorkerId, new_transfer_id
 from tandem.core.ledger import Holder, HoldKind
 from tandem.core.logs import event
+from tandem.core.proto_mapping import to_proto
 from tandem.kvtransfer.events import Failed, Verified
 from tandem.kvtransfer.ticket import Ticket
 from tandem.kvtransfer.wire import profile_from_wire, profile_to_wire
 from tandem.rpc.v1 import worker_pb2 as w
-from tandem.workercore.fetch_names import fetch_holder, fetch_name, tell_failed
-from tandem.workercore.fetch_reservation import FetchRoom, keep, reserve, unneeded_blocks
-from tandem.workercore.leases import PeerLeases
-from tandem.workercore.proto_convert import ticket_to_wire
-from tandem.workercore.requests import Tracked, request_key
-from tandem.workercore.role import RoleContext
-from tandem.workercore.transfer_claims import Claim
+from tandem.workercore.block_reservation import BlockReservation, publish_prefix, reserve_prefix, unneeded_blocks
+from tandem.workercore.outbox import transfer_failed
+from tandem.workercore.requests import Tracked, fetch_holder, fetch_name, request_key
+from tandem.workercore.role_interface import Claim, RoleContext
 
 _log = logging.getLogger(__name__)
 ASSUMED_BYTES_PER_S = 100e6
@@ -42,7 +40,7 @@ FLOOR_S, CEILING_S = 2.0, 15.0
 """The floor covers a dial and the steps in progress at both ends."""
 MAX_TOKENS = 500_000
 """Longer prefixes may not fit one message."""
-_NOBODY = RequestId("")
+_UNKNOWN = RequestId("")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,7 +58,7 @@ class Fetch:
     deadline_s: float
     source: w.PrefixSource = field(default_factory=w.PrefixSource)
     transfer: TransferId = field(default_factory=new_transfer_id)
-    room: FetchRoom | None = None
+    room: BlockReservation | None = None
     root: BlockHash | None = None
     """Root under which the request finds the blocks, if it is not the exact one."""
 
@@ -73,9 +71,12 @@ class Fetch:
         return Incarnation(self.source.worker.incarnation)
 
     @property
+    def name(self) -> RequestId:
+        return fetch_name(self.tracked.request)
+
+    @property
     def holder(self) -> Holder:
-        name = fetch_name(self.tracked.request)
-        return fetch_holder(HoldKind.RESERVED, name, self.tracked.attempt, self.transfer)
+        return fetch_holder(HoldKind.RESERVED, self.name, self.tracked.attempt, self.transfer)
 
 
 class PrefixClient:
@@ -83,7 +84,6 @@ class PrefixClient:
 
     def __init__(self, context: RoleContext, run: Callable[[Tracked, w.Submit], None]) -> None:
         self._context, self._run = context, run
-        self._leases = PeerLeases(context)
         self._profile = profile_to_wire(context.profile)
         self._block_tokens = context.engine.layout.groups[0].block_tokens
         self._fetches: dict[TransferId, Fetch] = {}
@@ -134,12 +134,12 @@ class PrefixClient:
         if fetch is None or not is_known or fetch.room is not None:
             self._context.count("fetch_offers_dropped")
             if offer.tokens and not is_known:
-                failed = w.TransferFailed(transfer=offer.fetch, request=fetch_name(_NOBODY), code="cancelled")
-                tell_failed(self._context, peer, Incarnation(offer.holder_incarnation), failed)
+                failed = transfer_failed(fetch_name(_UNKNOWN), 0, offer.fetch, "cancelled")
+                self._context.outbox.to_peer(peer, Incarnation(offer.holder_incarnation), failed)
             return
         blocks = min(offer.tokens // self._block_tokens, fetch.limit_blocks)
         if not blocks:
-            self._failed(fetch, "refused", offer.message or "it holds nothing of it", is_peer_told=not offer.tokens)
+            self._failed(fetch, "refused", offer.message or "it holds none of it", is_peer_told=not offer.tokens)
             return
         try:
             self._receive(fetch, offer, blocks)
@@ -170,13 +170,13 @@ class PrefixClient:
         return True
 
     def tick(self, now_s: float) -> None:
-        for transfer in self._leases.overdue():
+        for transfer in self._context.leases.overdue():
             fetch = self._fetches.get(transfer)
             if fetch is not None:
                 self._failed(fetch, "forgotten", "the holder no longer names it")
         for fetch in self._of(lambda fetch: now_s >= fetch.deadline_s):
             fetch.sources.clear()
-            self._failed(fetch, "late", "it takes too long")
+            self._failed(fetch, "late", "it took too long")
 
     def claims(self) -> list[Claim]:
         return [
@@ -208,7 +208,7 @@ class PrefixClient:
             codecs=self._context.profile.codecs if fetch.message.leg == w.LEG_FULL else (),
         )
         self._fetches[fetch.transfer] = fetch
-        self._leases.open(fetch.transfer, fetch.peer, fetch.peer_incarnation)
+        self._context.leases.open(fetch.transfer, fetch.peer, fetch.peer_incarnation)
         self._tell(fetch, w.PeerMessage(fetch_request=request))
 
     def _receive(self, fetch: Fetch, offer: w.FetchOffer, blocks: int) -> None:
@@ -226,7 +226,7 @@ class PrefixClient:
             self._done(fetch, root)  # computed here meanwhile
             return
         others = [other.room for other in self._fetches.values() if other.room is not None]
-        fetch.room = reserve(engine, fetch.holder, hashes, others, is_whole=is_whole)
+        fetch.room = reserve_prefix(engine, fetch.holder, hashes, others, is_whole=is_whole)
         if fetch.room is None:
             fetch.sources.clear()
             self._failed(fetch, "no_room", "blocks are short")
@@ -234,7 +234,7 @@ class PrefixClient:
         fetch.root = root
         ticket = Ticket(
             transfer=fetch.transfer,
-            request=fetch_name(fetch.tracked.request),
+            request=fetch.name,
             attempt=fetch.tracked.attempt,
             sender=fetch.peer,
             sender_incarnation=fetch.peer_incarnation,
@@ -246,7 +246,7 @@ class PrefixClient:
             codec=form.codec,
         )
         self._context.receiver.expect(ticket)
-        self._tell(fetch, w.PeerMessage(ticket=ticket_to_wire(ticket, self._profile)))
+        self._tell(fetch, w.PeerMessage(ticket=to_proto(w.Ticket, ticket, profile=self._profile)))
 
     def _verified(self, fetch: Fetch, outcome: Verified) -> None:
         room, root = fetch.room, fetch.root
@@ -257,9 +257,9 @@ class PrefixClient:
         except TransferError as error:
             self._failed(fetch, "transfer", error.message)
             return
-        keep(self._context.engine, room)
+        publish_prefix(self._context.engine, room)
         del self._fetches[fetch.transfer]
-        self._leases.close(fetch.transfer)
+        self._context.leases.close(fetch.transfer)
         self._context.count(names.FETCHES)
         self._context.count(names.FETCHED_TOKENS, room.gained_blocks * self._block_tokens)
         self._context.count(names.FETCHED_BYTES, outcome.bytes)
@@ -272,7 +272,7 @@ class PrefixClient:
     # ---- ends ------------------------------------------------------------------------------------------------------
 
     def _done(self, fetch: Fetch, root: BlockHash) -> None:
-        self._stop(fetch, "not_needed", "the blocks are here by now")
+        self._stop(fetch, "not_needed", "the blocks are already here")
         self._go(fetch, root)
 
     def _go(self, fetch: Fetch, root: BlockHash | None = None) -> None:
@@ -298,16 +298,12 @@ class PrefixClient:
     def _stop(self, fetch: Fetch, code: str, why: str, *, is_peer_told: bool = False) -> None:
         """Forget a try: fence it first, then its blocks go back."""
         del self._fetches[fetch.transfer]
-        self._leases.close(fetch.transfer)
+        self._context.leases.close(fetch.transfer)
         if fetch.room is not None:
             self._context.receiver.cancel(fetch.transfer)
-            self._context.engine.release_holder(fetch.holder)
+            self._context.engine.blocks.release_holder(fetch.holder)
         if not is_peer_told:
-            failed = w.TransferFailed(
-                request=fetch_name(fetch.tracked.request), attempt=fetch.tracked.attempt, transfer=fetch.transfer,
-                code=code, message=why,
-            )  # fmt: skip
-            self._tell(fetch, w.PeerMessage(failed=failed))
+            self._tell(fetch, transfer_failed(fetch.name, fetch.tracked.attempt, fetch.transfer, code, why))
 
     def _tell(self, fetch: Fetch, message: w.PeerMessage) -> None:
         """Always over the channel that this worker dials: its messages about a fetch arrive in order."""
@@ -345,4 +341,4 @@ def _is_whole(message: w.Submit) -> bool:
 
 
 def _key(fetch: Fetch) -> str:
-    return request_key(fetch_name(fetch.tracked.request), fetch.tracked.attempt)
+    return request_key(fetch.name, fetch.tracked.attempt)

@@ -9,24 +9,22 @@ from collections.abc import Callable
 
 from tandem.core.ids import Incarnation, WorkerId
 from tandem.rpc.v1 import worker_pb2 as w
-from tandem.workercore.fetch_names import is_fetch
-from tandem.workercore.leases import PeerLeases
+from tandem.workercore.leases import send_holdings, take_holding
 from tandem.workercore.prefix_client import PrefixClient
 from tandem.workercore.prefix_server import PrefixServer
-from tandem.workercore.requests import Tracked
-from tandem.workercore.role import RoleContext
-from tandem.workercore.transfer_claims import Claim
+from tandem.workercore.requests import Tracked, is_fetch
+from tandem.workercore.role_interface import Claim, RoleContext
 
 
 class PrefixExchange:
     """Belongs to the step loop's thread. `run` gets every request that waited for a fetch, once."""
 
     def __init__(self, context: RoleContext, run: Callable[[Tracked, w.Submit], None]) -> None:
-        self._leases = PeerLeases(context)
+        self._context = context
         self._fetching, self._supplying = PrefixClient(context, run), PrefixServer(context)
 
     def begin(self, tracked: Tracked, message: w.Submit) -> bool:
-        """True if the request waits for blocks that others hold; see Fetching."""
+        """True if the request waits for blocks that others hold; see PrefixClient."""
         return self._fetching.begin(tracked, message)
 
     def cancel(self, tracked: Tracked) -> None:
@@ -36,7 +34,7 @@ class PrefixExchange:
         """True if the message was about fetches or leases; the role gets all others."""
         kind = message.WhichOneof("kind")
         if kind == "holding":
-            self._leases.heard(peer, message.holding)
+            take_holding(self._context, peer, message.holding)
         elif kind == "fetch_request":
             self._supplying.asked(peer, message.fetch_request)
         elif kind == "fetch_offer":
@@ -62,7 +60,7 @@ class PrefixExchange:
         return self._fetching.transfer_event(event) or self._supplying.transfer_event(event)
 
     def tick(self, now_s: float) -> None:
-        self._leases.say()
+        send_holdings(self._context)
         self._supplying.tick()
         self._fetching.tick(now_s)
 

@@ -26,13 +26,11 @@ from tandem.kvtransfer.events import Quiesced, SendCompleted, SendFailed
 from tandem.kvtransfer.ticket import Ticket
 from tandem.kvtransfer.wire import profile_from_wire, profile_to_wire
 from tandem.rpc.v1 import worker_pb2 as w
-from tandem.workercore import fetch_quota
-from tandem.workercore.fetch_names import fetch_holder, fetch_name, tell_failed
-from tandem.workercore.leases import PeerLeases
+from tandem.workercore import peer_block_quota
+from tandem.workercore.outbox import transfer_failed
 from tandem.workercore.proto_convert import ticket_from_wire
-from tandem.workercore.requests import request_key
-from tandem.workercore.role import RoleContext
-from tandem.workercore.transfer_claims import Claim
+from tandem.workercore.requests import fetch_holder, fetch_name, request_key
+from tandem.workercore.role_interface import Claim, RoleContext
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +71,6 @@ class PrefixServer:
 
     def __init__(self, context: RoleContext) -> None:
         self._context = context
-        self._leases = PeerLeases(context)
         self._profile = profile_to_wire(context.profile)
         self._block_tokens = context.engine.layout.groups[0].block_tokens
         self._supplies: dict[TransferId, Supply] = {}
@@ -94,7 +91,7 @@ class PrefixServer:
             self._context.count("fetches_refused")
         else:
             self._supplies[supply.transfer] = supply
-            self._leases.open(supply.transfer, peer, supply.peer_incarnation)
+            self._context.leases.open(supply.transfer, peer, supply.peer_incarnation)
             offer.tokens = supply.tokens
             offer.profile.CopyFrom(self._profile)
             offer.codecs.extend(codecs)
@@ -106,11 +103,7 @@ class PrefixServer:
         supply = self._supplies.get(TransferId(message.transfer))
         if supply is None or supply.peer != peer or supply.stage is SupplyStage.QUIESCING:
             self._context.count("tickets_dropped")
-            failed = w.TransferFailed(
-                request=message.request, attempt=message.attempt, transfer=message.transfer, code="cancelled",
-                message="nobody waits for this ticket",
-            )  # fmt: skip
-            tell_failed(self._context, peer, Incarnation(message.receiver_incarnation), failed)
+            self._context.outbox.refuse_ticket(peer, message)
             return
         if supply.stage is SupplyStage.PUSHING:
             self._context.count("tickets_dropped")
@@ -158,7 +151,7 @@ class PrefixServer:
         return True
 
     def tick(self) -> None:
-        for transfer in self._leases.overdue():
+        for transfer in self._context.leases.overdue():
             supply = self._supplies.get(transfer)
             if supply is not None:
                 self._context.count("transfers_forgotten")
@@ -228,14 +221,14 @@ class PrefixServer:
         held = [sum(len(other.tables[group]) - other.window_offsets[group] for other in everyone) for group in groups]
         offered = [table[left:] for table, left in zip(supply.tables, supply.window_offsets, strict=True)]
         needs, pools = [len(table) for table in offered], [ledger.num_blocks for ledger in engine.ledgers]
-        is_too_much = engine.is_short_of_blocks or fetch_quota.is_over(held, needs, pools)
+        is_too_much = engine.is_short_of_blocks or peer_block_quota.is_over(held, needs, pools)
         if not is_too_much:
             for ledger, table in zip(engine.ledgers, offered, strict=True):
                 ledger.share(supply.holder, table)
             is_too_much = any(ledger.available < engine.growth_blocks for ledger in engine.ledgers)
         if is_too_much:
-            engine.release_holder(supply.holder)
-            raise CapacityError("blocks are short here")
+            engine.blocks.release_holder(supply.holder)
+            raise CapacityError("this worker is short of blocks")
 
     def _check(self, supply: Supply, ticket: Ticket) -> None:
         """Raise TransferError unless the ticket is for this offer, in the form that follows from both profiles."""
@@ -244,14 +237,14 @@ class PrefixServer:
         ):  # fmt: skip
             raise TransferError("it is for another incarnation")
         if ticket.codec != supply.form.codec or ticket.layout != supply.theirs.layout:
-            raise TransferError("its codec or layout is not what was agreed")
+            raise TransferError("its codec or layout is not the agreed one")
         if [group.group for group in ticket.groups] != [spec.group for spec in supply.theirs.layout.groups]:
             raise TransferError("it has other KV groups than this model")
         for spec, group, left in zip(supply.theirs.layout.groups, ticket.groups, supply.window_offsets, strict=True):
             if group.blocks and group.skip * spec.block_tokens < left * self._block_tokens:
-                raise TransferError(f"group {group.group} wants what lies behind its window, which is gone here")
+                raise TransferError(f"group {group.group} asks for blocks before its window, which are no longer here")
             if (group.skip + len(group.blocks)) * spec.block_tokens > supply.tokens:
-                raise TransferError(f"group {group.group} wants more than the {supply.tokens} tokens that were offered")
+                raise TransferError(f"group {group.group} asks for more than the {supply.tokens} offered tokens")
 
     def _push(self, supply: Supply, ticket: Ticket) -> None:
         layout = self._context.engine.layout
@@ -283,21 +276,18 @@ class PrefixServer:
             self._forget(supply)
         elif supply.stage is SupplyStage.PUSHING:
             supply.stage = SupplyStage.QUIESCING
-            self._leases.close(supply.transfer)
+            self._context.leases.close(supply.transfer)
             self._context.sender.cancel(supply.transfer)
 
     def _forget(self, supply: Supply) -> None:
         del self._supplies[supply.transfer]
-        self._leases.close(supply.transfer)
-        self._context.engine.release_holder(supply.holder)
+        self._context.leases.close(supply.transfer)
+        self._context.engine.blocks.release_holder(supply.holder)
 
     def _tell_failed(self, supply: Supply, error: TandemError) -> None:
         event(_log, "supply failed", logging.WARNING, request=_key(supply), peer=supply.peer, error=error.message)
-        failed = w.TransferFailed(
-            request=supply.name, attempt=supply.attempt, transfer=supply.transfer, code=error.code,
-            message=error.message,
-        )  # fmt: skip
-        tell_failed(self._context, supply.peer, supply.peer_incarnation, failed)
+        failed = transfer_failed(supply.name, supply.attempt, supply.transfer, error.code, error.message)
+        self._context.outbox.to_peer(supply.peer, supply.peer_incarnation, failed)
 
 
 def _key(supply: Supply) -> str:

@@ -8,22 +8,13 @@ from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
 from tandem.core import token_ids
 from tandem.core.errors import InvalidRequestError
-from tandem.core.handoff import ChoiceState, HandoffTiming, TokenLogprob
-from tandem.core.ids import (
-    Attempt,
-    BlockId,
-    ChoiceIndex,
-    GroupId,
-    Incarnation,
-    Rank,
-    RequestId,
-    TransferId,
-    WorkerId,
-)
-from tandem.core.lifecycle import FinishReason
+from tandem.core.handoff import ChoiceState, TokenLogprob
+from tandem.core.ids import ChoiceIndex, WorkerId
+from tandem.core.proto_mapping import from_proto, to_proto
 from tandem.core.sampling import SamplingParams
+from tandem.core.state_enums import FinishReason
 from tandem.engine.request import PromptLogprobs, TokenOutput
-from tandem.kvtransfer.ticket import Endpoint, GroupBlocks, Ticket
+from tandem.kvtransfer.ticket import Ticket
 from tandem.kvtransfer.wire import profile_from_wire
 from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
@@ -36,25 +27,11 @@ _FINISH_OUT = {
 
 
 def sampling_from_wire(m: g.SamplingParams) -> SamplingParams:
-    return SamplingParams(
-        max_tokens=m.max_tokens,
-        n=m.n,
-        temperature=m.temperature,
-        top_p=m.top_p,
-        top_k=m.top_k,
-        min_p=m.min_p,
-        presence_penalty=m.presence_penalty,
-        frequency_penalty=m.frequency_penalty,
-        repetition_penalty=m.repetition_penalty,
-        seed=m.seed,
-        stop_token_ids=tuple(m.stop_token_ids),
-        ignore_eos=m.ignore_eos,
+    return from_proto(
+        SamplingParams,
+        m,
         logit_bias=tuple(sorted(m.logit_bias.items())),
-        logprobs=m.logprobs if m.HasField("logprobs") else None,
-        min_tokens=m.min_tokens,
         bad_words=tuple(tuple(word.tokens) for word in m.bad_words),
-        allowed_token_ids=tuple(m.allowed_token_ids),
-        prompt_logprobs=m.prompt_logprobs if m.HasField("prompt_logprobs") else None,
     )
 
 
@@ -88,21 +65,12 @@ def _finish_from_wire(value: int) -> FinishReason | None:
 
 
 def choice_to_wire(state: ChoiceState) -> g.ChoiceState:
-    return g.ChoiceState(choice=state.choice, tokens=state.tokens, finish=_FINISH_OUT[state.finish])
+    return to_proto(g.ChoiceState, state, finish=_FINISH_OUT[state.finish])
 
 
 def logprob_to_wire(value: TokenLogprob) -> g.TokenLogprob:
     top = [g.TopLogprob(token=token, logprob=logprob) for token, logprob in value.top]
     return g.TokenLogprob(token=value.token, logprob=value.logprob, top=top, rank=value.rank)
-
-
-def timing_to_wire(timing: HandoffTiming) -> g.HandoffTiming:
-    return g.HandoffTiming(
-        ticket_wait_s=timing.ticket_wait_s,
-        sample_to_step_s=timing.sample_to_step_s,
-        last_wire_s=timing.last_wire_s,
-        step_rest_s=timing.step_rest_s,
-    )
 
 
 def add_chunk(
@@ -131,43 +99,5 @@ def add_prompt_chunk(
     )
 
 
-def ticket_to_wire(ticket: Ticket, profile: w.KvProfile) -> w.Ticket:
-    """`profile`: the receiver's, with the ticket's layout."""
-    return w.Ticket(
-        request=ticket.request,
-        attempt=ticket.attempt,
-        transfer=ticket.transfer,
-        sender_incarnation=ticket.sender_incarnation,
-        receiver_incarnation=ticket.receiver_incarnation,
-        groups=[w.TicketGroup(group=t.group, skip=t.skip, blocks=t.blocks) for t in ticket.groups],
-        endpoints=[endpoint_to_wire(e) for e in ticket.endpoints],
-        profile=profile,
-        codec=ticket.codec,
-    )
-
-
 def ticket_from_wire(m: w.Ticket, sender: WorkerId, receiver: WorkerId) -> Ticket:
-    return Ticket(
-        transfer=TransferId(m.transfer),
-        request=RequestId(m.request),
-        attempt=Attempt(m.attempt),
-        sender=sender,
-        sender_incarnation=Incarnation(m.sender_incarnation),
-        receiver=receiver,
-        receiver_incarnation=Incarnation(m.receiver_incarnation),
-        groups=tuple(
-            GroupBlocks(group=GroupId(t.group), skip=t.skip, blocks=tuple(BlockId(b) for b in t.blocks))
-            for t in m.groups
-        ),
-        endpoints=tuple(endpoint_from_wire(e) for e in m.endpoints),
-        layout=profile_from_wire(m.profile).layout,
-        codec=m.codec,
-    )
-
-
-def endpoint_to_wire(e: Endpoint) -> w.RankEndpoint:
-    return w.RankEndpoint(rank=e.rank, transport=e.transport, host=e.host, address=e.address)
-
-
-def endpoint_from_wire(m: w.RankEndpoint) -> Endpoint:
-    return Endpoint(rank=Rank(m.rank), transport=m.transport, host=m.host, address=m.address)
+    return from_proto(Ticket, m, sender=sender, receiver=receiver, layout=profile_from_wire(m.profile).layout)

@@ -1,4 +1,10 @@
-"""Requests that a worker works on, findable by engine key, by router and by deadline."""
+"""Requests that a worker works on, findable by engine key, by router and by deadline; names of fetches for them.
+
+fetch~chatcmpl-7#1/48213        the hold, at both ends, of transfer 48213 for attempt 1 of chatcmpl-7
+
+A request may be fetched for and handed over between the same two workers at the same time: the mark shows which of the
+two a message is about, also after that has ended.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +12,11 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
-from tandem.core.ids import Attempt, RequestId, RouterId
+from tandem.core.ids import Attempt, RequestId, RouterId, TransferId
+from tandem.core.ledger import Holder, HoldKind
 from tandem.engine.request import EngineRequest
+
+_FETCH = "fetch~"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,6 +57,20 @@ class Tracked:
 def request_key(request: str, attempt: int) -> str:
     """The engine key of an attempt."""
     return f"{request}#{attempt}"
+
+
+def fetch_name(request: RequestId) -> RequestId:
+    """The request of a fetch's ticket."""
+    return RequestId(f"{_FETCH}{request}")
+
+
+def is_fetch(request: str) -> bool:
+    return request.startswith(_FETCH)
+
+
+def fetch_holder(kind: HoldKind, name: RequestId, attempt: Attempt, transfer: TransferId) -> Holder:
+    """Return the holder of a fetch's blocks: RESERVED at the requester, PUSHING at the holder."""
+    return Holder(kind, f"{request_key(name, attempt)}/{transfer}")
 
 
 class RequestTable:

@@ -8,22 +8,19 @@ from collections.abc import Callable
 from tandem.core.block_hash import chain
 from tandem.core.errors import CancelledError, DeadlineError, InternalError, TandemError
 from tandem.core.ids import Attempt, Incarnation, RequestId, RouterId, WorkerId
-from tandem.core.lifecycle import Phase, RoleName
 from tandem.core.logs import event
+from tandem.core.state_enums import Phase, RoleName
 from tandem.engine.request import EngineRequest, PrefillSlice, RequestKind, StepResult
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.workercore import audit
-from tandem.workercore.deferred_messages import Deferred
-from tandem.workercore.heartbeat_page import Pulse
-from tandem.workercore.inbox import Mail
-from tandem.workercore.link_reports import LinkNews
+from tandem.workercore.heartbeat import Pulse
+from tandem.workercore.inbox import Deferred, Mail
 from tandem.workercore.load_meter import LoadMeter
 from tandem.workercore.prefix_exchange import PrefixExchange
 from tandem.workercore.proto_convert import choices_from_wire, prompt_from_wire, sampling_from_wire
 from tandem.workercore.requests import Tracked, request_key
-from tandem.workercore.role import Role, RoleContext
-from tandem.workercore.transfer_claims import Claim
+from tandem.workercore.role_interface import Claim, Role, RoleContext
 
 _log = logging.getLogger(__name__)
 IDLE_WAIT_S = 0.1
@@ -62,7 +59,6 @@ class StepLoop:
         self._wait_s = self._worked_s = 0.0
         self._last_report_s = 0.0
         self._last_report = b""
-        self._links = LinkNews(context)
         self._meter = LoadMeter(context)
 
     def run(self) -> None:
@@ -99,7 +95,7 @@ class StepLoop:
         if self._context.engine.has_work:
             self._wait_s = 0.0 if self._step() else BLOCKED_WAIT_S
         elif not self._is_checked and now_s - self._worked_s >= CHECK_AFTER_S and self.is_idle():
-            self._context.engine.check_integrity()
+            self._context.engine.scheduler.check_integrity()
             self._is_checked = True
         self._fail_unsent()
         self._publish()
@@ -151,7 +147,7 @@ class StepLoop:
                 self._role.peer_message(peer, item.peer.message, item.peer.received_s)
         elif kind == "router_gone":
             for tracked in self._context.requests.of_router(RouterId(item.router_gone.router)):
-                self._cancel(tracked, "its router is gone")
+                self._cancel(tracked, "its router disconnected")
         elif kind == "peer_gone":
             gone = item.peer_gone
             self._exchange.peer_gone(WorkerId(gone.worker), Incarnation(gone.incarnation), gone.reason)
@@ -162,7 +158,7 @@ class StepLoop:
         elif kind == "look":
             self._context.outbox.put(e.RankToHost(looked=self._inspect(item.look.id)))
         elif kind == "link_speeds":
-            self._links.learn(item.link_speeds)
+            self._meter.links.learn(item.link_speeds)
         elif kind == "stop":
             self._is_stopping = True
 
@@ -294,7 +290,7 @@ class StepLoop:
         """The worker's lease had lapsed, or it takes another role: everything in flight belongs to the old
         incarnation."""
         for tracked in self._context.requests.all():
-            self._cancel(tracked, "the worker registered anew")
+            self._cancel(tracked, "the worker registered again")
         self._exchange.new_incarnation()
         incarnation = Incarnation(begun.incarnation)
         self._context.incarnation = incarnation
@@ -369,7 +365,7 @@ class StepLoop:
     # ---- what goes out ---------------------------------------------------------------------------------------------
 
     def _publish(self) -> None:
-        events = self._context.engine.take_block_events()
+        events = self._context.engine.blocks.take_events()
         for first in range(0, len(events), MAX_EVENTS):  # a pool evicted all at once would not fit the ring
             part = events[first : first + MAX_EVENTS]
             message = e.BlockEvents(
@@ -382,9 +378,8 @@ class StepLoop:
         if now_s - self._last_report_s < REPORT_EVERY_S:
             return
         self._last_report_s = now_s
-        self._links.publish()
+        self._meter.links.publish()
         report = self._meter.report()
-        report.links.extend(self._links.links())
         data = report.SerializeToString(deterministic=True)
         if data != self._last_report:
             self._last_report = data

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from tandem.core.ids import BlockId, GroupId, Incarnation, TransferId
-from tandem.kvtransfer.peer_link import LinkInfo
-from tandem.kvtransfer.snapshot import OpenTransfer
+from tandem.core.link_speed import ReportedLink
+from tandem.kvtransfer.state import OpenTransfer
 from tandem.kvtransfer.ticket import Endpoint, Ticket
 
 
@@ -75,7 +75,7 @@ class SendingEnd(Protocol):
     def transfers(self) -> list[OpenTransfer]:
         """Every open transfer: no rank reads the source of one that is not listed."""
 
-    def links(self) -> tuple[LinkInfo, ...]:
+    def links(self) -> tuple[ReportedLink, ...]:
         """Every kept link."""
 
     def close(self) -> None:

@@ -1,1 +1,1 @@
-"""The host of an engine: processes, gRPC server, streams, registration, heartbeat, and the Role protocol."""
+"""The host process of a worker: rank processes, gRPC server, streams, registration, heartbeat, drain, role changes."""

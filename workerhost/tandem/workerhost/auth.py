@@ -7,8 +7,8 @@ gRPC may hold a message of any size that other calls are allowed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol
 
 import grpc
@@ -40,7 +40,7 @@ class SecretInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
     def __init__(self, secret: ClusterSecret, me: Callable[[], Named]) -> None:
         self._checker, self._me = ProofChecker(secret), me
-        self._checks, self._watches = _CallLimit(MAX_CHECKS), _CallLimit(MAX_WATCHES)
+        self._checks, self._watches = asyncio.Semaphore(MAX_CHECKS), asyncio.Semaphore(MAX_WATCHES)
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
@@ -64,47 +64,19 @@ class SecretInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         if handler is None:
             return None
         to_bytes = handler.response_serializer
-
-        async def check(requests: AsyncIterator[bytes], context: Any) -> Any:
-            return await self._check(handler.unary_unary, requests, context)
-
-        async def watch(requests: AsyncIterator[bytes], context: Any) -> None:
-            await self._watch(handler.unary_stream, requests, context)
-
         if method == _WATCH:
+            watch = functools.partial(self._limited, self._watches, f"{MAX_WATCHES} watches", handler.unary_stream)
             return grpc.stream_stream_rpc_method_handler(watch, None, to_bytes)
+        check = functools.partial(self._limited, self._checks, f"{MAX_CHECKS} checks", handler.unary_unary)
         return grpc.stream_unary_rpc_method_handler(check, None, to_bytes)
 
-    async def _check(self, ask: Any, requests: AsyncIterator[bytes], context: Any) -> Any:
-        with self._checks.one() as is_one:
-            if not is_one:
-                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"more than {MAX_CHECKS} checks at a time")
-            return await ask(await _asked(requests, context), context)
-
-    async def _watch(self, watch: Any, requests: AsyncIterator[bytes], context: Any) -> None:
-        with self._watches.one() as is_one:
-            if not is_one:
-                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"more than {MAX_WATCHES} watches at a time")
-            await watch(await _asked(requests, context), context)
-
-
-class _CallLimit:
-    """Counts open calls of one kind."""
-
-    def __init__(self, most: int) -> None:
-        self._most, self._count = most, 0
-
-    @contextmanager
-    def one(self) -> Iterator[bool]:
-        """Yields True if there is room for one more."""
-        if self._count >= self._most:
-            yield False
-            return
-        self._count += 1
-        try:
-            yield True
-        finally:
-            self._count -= 1
+    async def _limited(
+        self, limit: asyncio.Semaphore, most: str, call: Any, requests: AsyncIterator[bytes], context: Any
+    ) -> Any:
+        if limit.locked():
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"more than {most} at a time")
+        async with limit:
+            return await call(await _asked(requests, context), context)
 
 
 async def _asked(requests: AsyncIterator[bytes], context: Any) -> health_pb2.HealthCheckRequest:
@@ -113,9 +85,9 @@ async def _asked(requests: AsyncIterator[bytes], context: Any) -> health_pb2.Hea
             data = await anext(requests, b"")
         return health_pb2.HealthCheckRequest.FromString(data)
     except TimeoutError:
-        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"the question did not come within {CHECK_S:g} s")
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"the request did not arrive within {CHECK_S:g} s")
     except DecodeError:
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no health check")
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "this is not a health check")
     raise AssertionError("an aborted call goes on")
 
 

@@ -17,10 +17,10 @@ from tandem.core.config import WorkerConfig
 from tandem.core.errors import StartupError, WorkerLostError
 from tandem.core.ids import GroupId
 from tandem.core.lease_timing import PROOF_OF_LIFE
-from tandem.core.lifecycle import RoleName, WorkerState
 from tandem.core.logs import event
 from tandem.core.secret import ClusterSecret
 from tandem.core.start_times import StartPhase, StartTimes
+from tandem.core.state_enums import RoleName, WorkerState
 from tandem.kvtransfer.host_id import host_id
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import passing_pb2 as p
@@ -32,10 +32,9 @@ from tandem.workerhost.link_speed_sync import LinkShare
 from tandem.workerhost.membership import Membership
 from tandem.workerhost.peer_channels import PeerChannels
 from tandem.workerhost.rank_group import START_AGAIN, RankGroup
-from tandem.workerhost.rank_watch import LOADING_LOOKS, WATCH_EVERY_S
 from tandem.workerhost.relay import ForRank
 from tandem.workerhost.server import WorkerService
-from tandem.workerhost.watchdog import Watchdog
+from tandem.workerhost.watchdog import LOADING_LOOKS, WATCH_EVERY_S, RankWatch, Watchdog
 
 _log = logging.getLogger(__name__)
 STOP_TIMEOUT_S = 5.0
@@ -229,11 +228,11 @@ class WorkerHost:
 
     async def _watch_loading(self) -> None:
         """End the worker, too, if a rank stops or hangs before it is ready."""
-        watch = self._ranks.watch(LOADING_LOOKS)
+        watch = RankWatch(self._ranks.pulses, LOADING_LOOKS)
         while True:
             await asyncio.sleep(WATCH_EVERY_S)
             if silent := watch.look():
-                why = f"it has not ticked for {LOADING_LOOKS * WATCH_EVERY_S:g} s"
+                why = f"it has sent no heartbeat for {LOADING_LOOKS * WATCH_EVERY_S:g} s"
                 raise WorkerLostError(f"rank {silent[0]} hangs while it loads", why=why, todo=START_AGAIN)
 
     async def _stall(self, is_stalled: bool) -> None:
@@ -249,7 +248,7 @@ class WorkerHost:
 
     def _new_incarnation(self, incarnation: int) -> None:
         """Pass the new incarnation on after a lapse of the lease."""
-        event(_log, "registered anew", logging.WARNING, incarnation=incarnation)
+        event(_log, "registered again", logging.WARNING, incarnation=incarnation)
         self._begin(e.NewIncarnation(incarnation=incarnation))
 
     def _begin(self, begun: e.NewIncarnation) -> None:

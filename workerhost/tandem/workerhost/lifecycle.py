@@ -23,8 +23,8 @@ import grpc.aio
 
 from tandem.core.clock import Clock
 from tandem.core.errors import UnavailableError
-from tandem.core.lifecycle import RoleName, WorkerState
 from tandem.core.logs import event
+from tandem.core.state_enums import RoleName, WorkerState
 from tandem.rpc.v1 import control_pb2 as c
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
@@ -150,7 +150,7 @@ class WorkerLifecycle:
                 raise AssertionError("abort raises") from None
             self.become(role, request.become.deadline_s if request.become.HasField("deadline_s") else None)
         elif kind != "look":
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the order is not known here")
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "this order is unknown")
         return await self.look()
 
     async def look(self) -> c.ControlReply:

@@ -11,10 +11,10 @@ from dataclasses import replace
 from tandem.core.errors import UnavailableError
 from tandem.core.link_speed import LinkSpeed
 from tandem.core.logs import event
+from tandem.core.proto_mapping import from_proto, to_proto
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.statestore.connection import Backoff
 from tandem.statestore.stores.link_speeds import LinkSpeedStore
-from tandem.workercore.link_wire import speed_from_wire, speed_to_wire
 
 _log = logging.getLogger(__name__)
 MAX_ROWS = 1000
@@ -35,7 +35,7 @@ class LinkShare:
     def measured(self, message: e.LinkMeasured) -> None:
         """Take in a new measurement of the rank."""
         now_s = asyncio.get_running_loop().time()
-        self._waiting.append((speed_from_wire(message), now_s - message.age_s))
+        self._waiting.append((from_proto(LinkSpeed, message), now_s - message.age_s))
         self._news.set()
 
     async def run(self, store: LinkSpeedStore) -> None:
@@ -70,7 +70,7 @@ class LinkShare:
         new = [row for key, row in mine.items() if key not in self._told or _is_newer(row, self._told[key])]
         self._told = mine
         for rows in (new[at : at + MAX_ROWS] for at in range(0, len(new), MAX_ROWS)):
-            self._to_rank(e.HostToRank(link_speeds=e.LinkSpeeds(rows=map(speed_to_wire, rows))))
+            self._to_rank(e.HostToRank(link_speeds=e.LinkSpeeds(rows=[to_proto(e.LinkMeasured, row) for row in rows])))
 
 
 def _aged(speed: LinkSpeed, age_s: float) -> LinkSpeed:

@@ -22,13 +22,14 @@ from tandem.core.config import WorkerConfig
 from tandem.core.errors import UnavailableError
 from tandem.core.ids import GroupId, Incarnation, WorkerId, new_incarnation
 from tandem.core.lease_timing import BEAT_S, LEASE_S
-from tandem.core.lifecycle import RoleName, WorkerState
 from tandem.core.logs import event
 from tandem.core.metric_names import INDEX_PUBLISHING, REGISTRY_REFUSED, REJOINS, counter_key
+from tandem.core.proto_mapping import from_proto
+from tandem.core.state_enums import RoleName, WorkerState
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.statestore.connection import connect, open_client
 from tandem.statestore.index.events import BlockChange, BlockEvent
-from tandem.statestore.index.lease import WorkerLease
+from tandem.statestore.index.member_lease import WorkerLease
 from tandem.statestore.index.publisher import BlockEventPublisher
 from tandem.statestore.keys import Keys
 from tandem.statestore.records import WorkerRecord
@@ -281,24 +282,4 @@ class Membership:
 
 
 def _record(info: w.WorkerInfo) -> WorkerRecord:
-    return WorkerRecord(
-        worker=WorkerId(info.worker),
-        incarnation=Incarnation(info.incarnation),
-        role=info.role,
-        address=info.address,
-        model=info.model,
-        fingerprint=info.fingerprint,
-        tp=info.tp,
-        block_tokens=info.block_tokens,
-        kv_dtype=info.kv_dtype,
-        max_model_len=info.max_model_len,
-        vocab_size=info.vocab_size,
-        num_blocks=tuple(info.num_blocks),
-        token_kv_bytes=info.token_kv_bytes,
-        transports=tuple(info.transports),
-        protocol=info.protocol,
-        eos_token_ids=tuple(info.eos_token_ids),
-        pid=info.pid,
-        rank_pids=tuple(info.rank_pids),
-        state=info.state or WorkerState.READY.value,
-    )
+    return from_proto(WorkerRecord, info, state=info.state or WorkerState.READY.value)

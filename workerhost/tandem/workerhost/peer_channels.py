@@ -19,9 +19,16 @@ from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import passing_pb2 as p
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.workerhost.relay import InboundMessage, from_peer, heard_from_peer
-from tandem.workerhost.send_queue import OutQueue
 from tandem.workerhost.server import Backend
-from tandem.workerhost.streams import CLOSED, HELLO_TIMEOUT_S, hello_refusal, peer_hello, run_stream, told
+from tandem.workerhost.stream_protocol import (
+    CLOSED,
+    HELLO_TIMEOUT_S,
+    OutQueue,
+    hello_refusal,
+    peer_hello,
+    run_stream,
+    told,
+)
 
 _log = logging.getLogger(__name__)
 PING_EVERY_S = 0.5

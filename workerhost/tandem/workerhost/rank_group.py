@@ -17,15 +17,15 @@ from tandem.core.config import WorkerConfig
 from tandem.core.errors import WorkerLostError
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import passing_pb2 as p
+from tandem.workercore.heartbeat import Pulse
 from tandem.workercore.message_ring import RingPair
 from tandem.workerhost.rank_process import RankProcess
-from tandem.workerhost.rank_watch import SILENT_LOOKS, RankWatch
 from tandem.workerhost.relay import ForRank
 
 MODULE = "tandem.worker.rank"
 SETTLE_S = 0.3
 """When a rank is lost, others soon fail too; ends within this time are gathered, to separate cause and consequences."""
-START_AGAIN = "it is started again"
+START_AGAIN = "the worker is restarted"
 
 
 class RankGroup:
@@ -58,9 +58,10 @@ class RankGroup:
         """Process ids, in rank order."""
         return [rank.pid for rank in self._ranks]
 
-    def watch(self, silent_looks: int = SILENT_LOOKS) -> RankWatch:
-        """Watch if the ranks tick, counted from now on."""
-        return RankWatch([rank.pulse for rank in self._ranks], silent_looks)
+    @property
+    def pulses(self) -> list[Pulse]:
+        """Heartbeat pages, in rank order."""
+        return [rank.pulse for rank in self._ranks]
 
     def log_stacks(self) -> None:
         """Have every rank log what its threads do, and how much its step computes."""
@@ -146,6 +147,6 @@ class RankGroup:
                 return WorkerLostError(f"rank {number} was killed by signal {-status}", todo=START_AGAIN)
         if self._fatals:
             number = min(self._fatals, key=lambda rank: self._fatals[rank].code == WorkerLostError.code)
-            return WorkerLostError(f"rank {number} cannot go on", why=self._fatals[number].message, todo=START_AGAIN)
+            return WorkerLostError(f"rank {number} cannot continue", why=self._fatals[number].message, todo=START_AGAIN)
         number, status = ends[0]
         return WorkerLostError(f"rank {number} ended with status {status}", why="see its log", todo=START_AGAIN)

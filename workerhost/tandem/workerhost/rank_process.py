@@ -12,8 +12,7 @@ from pathlib import Path
 
 from tandem.core.errors import RequestTooLargeError
 from tandem.rpc.v1 import passing_pb2 as p
-from tandem.workercore.heartbeat_page import Pulse
-from tandem.workercore.heartbeat_thread import STACKS_SIGNAL
+from tandem.workercore.heartbeat import STACKS_SIGNAL, Pulse
 from tandem.workercore.message_ring import RingHandle, RingReader, RingWriter
 from tandem.workerhost.relay import ForRank
 
@@ -87,7 +86,7 @@ class RankProcess:
         if self._backlog or not self._writer.try_write(data):
             is_optional = message.WhichOneof("kind") in ("router", "peer")
             if is_optional and (len(self._backlog) >= MAX_BACKLOG or self._backlog_bytes >= MAX_BACKLOG_BYTES):
-                raise BufferError(f"rank {self.rank} does not take its messages")
+                raise BufferError(f"rank {self.rank} does not read its messages")
             self._backlog.append(data)
             self._backlog_bytes += len(data)
             self._schedule_retry()

@@ -13,13 +13,11 @@ import grpc.aio
 
 from tandem.core.errors import RequestTooLargeError, TandemError
 from tandem.core.logs import event
-from tandem.core.protocol_version import stream_refusal
-from tandem.core.version import release
+from tandem.core.version import release, stream_refusal
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.workerhost.relay import ForRank, InboundMessage, from_peer, from_router, handlers, joined
-from tandem.workerhost.send_queue import OutQueue
-from tandem.workerhost.streams import CLOSED, HELLO_TIMEOUT_S, hello_refusal, peer_hello, run_stream
+from tandem.workerhost.stream_protocol import CLOSED, HELLO_TIMEOUT_S, OutQueue, hello_refusal, peer_hello, run_stream
 
 _log = logging.getLogger(__name__)
 
@@ -134,7 +132,7 @@ class WorkerService:
                 await context.write(w.WorkerMessage(hello=hello).SerializeToString())
             why = await run_stream(requests, handle_all, queue, context, joined)
         except TimeoutError:
-            why = f"it did not take a hello within {HELLO_TIMEOUT_S:g} s"
+            why = f"it did not read a hello within {HELLO_TIMEOUT_S:g} s"
         finally:
             if self._routers.get(router) is queue:
                 del self._routers[router]
@@ -194,5 +192,5 @@ async def _hello(requests: AsyncIterator[Any], context: Any) -> Any:
     try:
         return await asyncio.wait_for(anext(requests), HELLO_TIMEOUT_S)
     except (StopAsyncIteration, TimeoutError):
-        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no hello came")
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no hello was received")
         raise AssertionError("abort raises") from None

@@ -9,12 +9,10 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 import httpx
 
-from tandem.clusterctl.chat.conversation import Message
 from tandem.clusterctl.endpoint import KEY_TODO, path_of
 from tandem.clusterctl.loadgen.client import CHAT, Target
 from tandem.core.errors import (
@@ -45,6 +43,8 @@ _TODO: Mapping[type[TandemError], str] = {
     NotFoundError: "Check --url and --model",
 }
 """Appended to the server's message, which knows no flags."""
+Message = dict[str, str]
+"""A message of an OpenAI endpoint."""
 OnText = Callable[[str, bool], object]
 """Called with each piece of text as it arrives, and whether it is reasoning text."""
 
@@ -143,9 +143,7 @@ class Asker:
     def __enter__(self) -> Asker:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._http.close()
 
     def ask(self, answer: ChatAnswer, messages: Sequence[Message], on_text: OnText) -> None:
@@ -161,13 +159,13 @@ class Asker:
                 has_begun = True
                 _read(_lines(response.iter_bytes()), answer, on_text)
         except httpx.ReadTimeout as error:
-            what = f"{self.url} has said nothing for {self.wish.timeout_s:g} s"
+            what = f"{self.url} has sent nothing for {self.wish.timeout_s:g} s"
             raise DeadlineError(what, todo="Ask again, or wait longer with --timeout") from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             why = str(error) or type(error).__name__
             raise (_lost(self.url, why) if has_begun else _no_endpoint(self.url, why)) from error
         except UnicodeEncodeError as error:  # the command line was not, or a line that was typed
-            raise ConfigError("cannot send what was given", why="it is no UTF-8 text") from error
+            raise ConfigError("cannot send the given text", why="it is not UTF-8 text") from error
         if not answer.is_whole and not answer.finish_reason:
             raise _lost(self.url, "the stream has no end")
 
@@ -222,7 +220,7 @@ def _json(text: str) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise UnavailableError("what answers is no OpenAI endpoint", why=f"it sent {text[:60]!r}", todo="Check --url")
+        raise UnavailableError("the endpoint is not an OpenAI API", why=f"it sent {text[:60]!r}", todo="Check --url")
     return found
 
 

@@ -11,7 +11,7 @@ import typer
 
 from tandem.clusterctl.commands import command_app, examples
 from tandem.clusterctl.endpoint import EndpointFlags, first_model
-from tandem.clusterctl.flags import flagged
+from tandem.clusterctl.flags import check_positive, flagged
 from tandem.clusterctl.output import Output
 from tandem.core.errors import ConfigError
 
@@ -23,11 +23,11 @@ class ChatFlags(EndpointFlags):
     """How answers are made and shown."""
 
     system: Annotated[str, typer.Option(help="System prompt.")] = ""
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy. Without it, as the server likes.")] = None
-    max_tokens: Annotated[int | None, typer.Option(help="Longest answer. Without it, as the server likes.")] = None
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy. Without it, the server's default.")] = None
+    max_tokens: Annotated[int | None, typer.Option(help="Longest answer. Without it, the server's default.")] = None
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer.")] = None
-    timeout: Annotated[float, typer.Option(help="Seconds of silence after which an answer is given up.")] = 600.0
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No line with figures under an answer.")] = False
+    timeout: Annotated[float, typer.Option(help="Seconds of silence after which an answer fails.")] = 600.0
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no line with figures under an answer.")] = False
 
 
 @app.command(
@@ -44,16 +44,14 @@ def chat(
     output: Output,
     prompt: Annotated[str, typer.Argument(help="A question; - reads it from the standard input.")] = "",
 ) -> None:
-    """Talk to a model in this terminal, or get one answer: to PROMPT, or to what the standard input holds where it is
-    no terminal."""
+    """Chat with a model in this terminal, or get one answer: to PROMPT, or to the content of standard input if it is
+    not a terminal."""
     from tandem.clusterctl.chat.client import Asker, ChatAnswer, ChatOptions
-    from tandem.clusterctl.chat.conversation import Conversation
     from tandem.clusterctl.chat.printer import say_answer, say_figures
-    from tandem.clusterctl.chat.session import Talk
+    from tandem.clusterctl.chat.session import Conversation, Talk
     from tandem.clusterctl.loadgen.client import CHAT, Target
 
-    if not flags.timeout > 0:
-        raise ConfigError(f"--timeout is {flags.timeout:g}", todo="Use more than 0 seconds")
+    check_positive("--timeout", flags.timeout, "seconds")
     question = _question(prompt, output)
     url = flags.address()
     target, headers = Target.of(url, CHAT), flags.headers()
@@ -89,7 +87,7 @@ def _question(prompt: str, output: Output) -> str | None:
         try:
             prompt = sys.stdin.buffer.read().decode().strip("\n") if sys.stdin is not None else ""
         except UnicodeDecodeError as error:
-            raise ConfigError("cannot read the question", why="it is no UTF-8 text", todo="Convert it") from error
+            raise ConfigError("cannot read the question", why="it is not UTF-8 text", todo="Convert it") from error
     elif not prompt and sys.stdout.isatty() and not output.is_document:
         return None
     if not prompt.strip():

@@ -1,4 +1,4 @@
-"""Shows an answer as it arrives, and the line under it."""
+"""Shows an answer as it arrives, and the line under it: speed, workers, cached tokens, cost of the hand-off."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import sys
 from rich.console import Console
 from rich.text import Text
 
-from tandem.clusterctl.chat.client import Asker, ChatAnswer
-from tandem.clusterctl.chat.conversation import Message
-from tandem.clusterctl.chat.statistics import line_of
+from tandem.clusterctl.chat.client import Asker, ChatAnswer, Message
+from tandem.clusterctl.output import Record, ms
 
 _UNSHOWN = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 """Characters that a terminal obeys: a model may write any."""
@@ -62,3 +61,25 @@ class _Teller:
         self._last = text[-1:] or self._last
         sys.stdout.write(text)
         sys.stdout.flush()
+
+
+def line_of(found: Record) -> str:
+    """Format the known values of a document `Chat`; "" if none is known."""
+    timings, usage, workers, handoff = found["timings"], found["usage"], found["workers"], found["handoff"]
+    parts = []
+    if timings["ttft_s"] is not None:
+        parts.append(f"TTFT {ms(timings['ttft_s'])}")
+    if timings["tokens_per_s"] is not None:
+        parts.append(f"{timings['tokens_per_s']:.1f} tokens/s")
+    if workers is not None:
+        is_one = workers["prefill"] == workers["decode"]
+        parts.append(f"on {workers['decode']}" if is_one else f"{workers['prefill']} → {workers['decode']}")
+    if handoff is not None:
+        parts.append(f"hand-off {ms(handoff['overhead_s'])}")
+    if usage is not None:
+        parts.append(f"{usage['prompt_tokens']} in, {usage['completion_tokens']} out")
+        if usage["cached_tokens"] is not None:
+            parts[-1] += f", {usage['cached_tokens']} cached"
+    if found["finish_reason"] not in ("", "stop"):
+        parts.append(f"ended by {found['finish_reason']}")
+    return " · ".join(parts)

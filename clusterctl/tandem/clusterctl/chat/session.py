@@ -3,27 +3,61 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from tandem.clusterctl.chat.client import Asker, ChatAnswer
-from tandem.clusterctl.chat.conversation import Conversation
+from tandem.clusterctl.chat.client import Asker, ChatAnswer, Message
 from tandem.clusterctl.chat.printer import say_answer, say_figures
 from tandem.clusterctl.exit_codes import Exit
-from tandem.clusterctl.output import note
+from tandem.clusterctl.output import check_file, note
 from tandem.clusterctl.suggestions import did_you_mean
 from tandem.core.errors import ConfigError, ContextLengthError, TandemError
-from tandem.core.paths import expand_user
+from tandem.core.files import expand_user
 
 PROMPT, MORE = "> ", ". "
 HELP = """\
 /system TEXT  use this system prompt from now on; without TEXT, none
-/clear        forget what was said, but for the system prompt
-/save FILE    write what was said into a new file, as JSON if its name ends in .json
+/clear        clear the conversation, except for the system prompt
+/save FILE    write the conversation to a new file, as JSON if its name ends in .json
 /help         show this
 /quit         leave, as Ctrl-D and Ctrl-C twice do
 A line that ends with \\ goes on with the next one. What begins with // is sent with one slash.
-Ctrl-C stops an answer; what was said until then is kept."""
+Ctrl-C stops an answer; its text up to then is kept."""
+
+
+@dataclass(slots=True)
+class Conversation:
+    """A system prompt, "" = none, and pairs of a question and its answer."""
+
+    system: str = ""
+    turns: list[Message] = field(default_factory=list)
+
+    def messages(self, question: str = "") -> list[Message]:
+        """Return all messages, with a new question at the end."""
+        before = [{"role": "system", "content": self.system}] if self.system else []
+        after = [{"role": "user", "content": question}] if question else []
+        return [*before, *self.turns, *after]
+
+    def add(self, question: str, answer: str) -> None:
+        """Add a question and its answer."""
+        self.turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+    def save(self, path: Path) -> None:
+        """Save to a new file: messages as JSON where its name ends in .json, else text. Raises ConfigError where a file
+        exists already or cannot be created, and OSError."""
+        check_file("FILE", path)
+        said = self.messages()
+        if path.suffix == ".json":
+            text = json.dumps(said, indent=1, ensure_ascii=False) + "\n"
+        else:
+            text = "\n".join(f"## {one['role']}\n\n{one['content']}\n" for one in said)
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                file.write(text)
+        except FileExistsError:
+            raise ConfigError(f"{path} is there already", todo="Name a file that is not") from None
 
 
 @dataclass(slots=True)
@@ -99,11 +133,11 @@ class Talk:
 
     def _clear(self, _: str) -> None:
         self.conversation.turns.clear()
-        note("what was said is forgotten")
+        note("the conversation is cleared")
 
     def _save(self, file: str) -> None:
         if not file:
-            raise ConfigError("/save wants a file", todo="Write /save FILE")
+            raise ConfigError("/save requires a file", todo="Write /save FILE")
         path = expand_user(file)
         self.conversation.save(path)
         note(f"written: {path}")

@@ -9,13 +9,15 @@ from ipaddress import ip_address
 from typing import Any
 
 from tandem.clusterctl.doctor.findings import Check, Finding, error, ok, skipped, warning
-from tandem.clusterctl.inspect.health import revisions_apart
+from tandem.clusterctl.inspect.status_summary import revisions_apart
 from tandem.core.events import EventKind
-from tandem.router.version import version
+from tandem.core.version import release
 
 _SKEW_S = 2.0
 _CONTESTED = 2
 """A single one may be an operator's deliberate change."""
+_LOST_RACE = ("another writer", "somebody else")
+"""In reasons of PLAN_DENIED, the second as earlier releases wrote it: events outlive an upgrade."""
 _VERSION = re.compile(r"version (\d+): ")
 
 
@@ -32,7 +34,7 @@ class ClusterChecks:
 
     def checks(self) -> Sequence[tuple[str, Check]]:
         if self.status is None:
-            silence = error("cluster", self.why, self.fix) if self.fix else skipped("cluster", self.why)
+            silence = error(self.why, self.fix) if self.fix else skipped(self.why)
             return (("cluster", lambda: [silence]),)
         return (
             ("cluster", self.serves),
@@ -46,28 +48,28 @@ class ClusterChecks:
     def serves(self) -> Iterator[Finding]:
         status = self._known()
         for missing in status.get("missing") or []:
-            yield error("cluster", f"it does not serve: {missing}", "`clusterctl logs up --level WARNING`")
+            yield error(f"it does not serve: {missing}", "`clusterctl logs up --level WARNING`")
         for worker in status.get("workers") or []:
             if worker.get("trouble"):
                 name = worker["worker"]
-                yield error("cluster", f"{name}: {worker['trouble']}", f"`clusterctl logs {name} --level WARNING`")
+                yield error(f"{name}: {worker['trouble']}", f"`clusterctl logs {name} --level WARNING`")
         if status.get("is_ready"):
-            yield ok("cluster", f"{status.get('cluster')} serves")
+            yield ok(f"{status.get('cluster')} serves")
 
     def versions(self) -> Iterator[Finding]:
         """Compare versions: answers of two releases may differ, and workers of two pair only if KV fits."""
         status = self._known()
         found: dict[str, list[str]] = {}
-        found.setdefault(version(), []).append("this program")
+        found.setdefault(release(), []).append("this program")
         found.setdefault(str(status.get("version")), []).append("the router")
         for worker in status.get("workers") or []:
             if worker.get("version"):
                 found.setdefault(str(worker["version"]), []).append(str(worker["worker"]))
         if len(found) > 1:
             what = "; ".join(f"{number}: {', '.join(who)}" for number, who in sorted(found.items()))
-            yield warning("versions", what, "install one release everywhere, and restart what is older")
+            yield warning(what, "install one release everywhere, and restart what is older")
         else:
-            yield ok("versions", f"{version()} everywhere")
+            yield ok(f"{release()} everywhere")
 
     def clocks(self) -> Iterator[Finding]:
         is_right = True
@@ -77,9 +79,9 @@ class ClusterChecks:
                 is_right = False
                 way = "ahead of" if skew_s > 0 else "behind"
                 what = f"the clock of {worker['worker']} is {abs(skew_s):.1f} s {way} the router's"
-                yield warning("clocks", what, "run NTP there: logs, events and expiries do not line up")
+                yield warning(what, "run NTP there: logs, events and expiries do not line up")
         if is_right:
-            yield ok("clocks", f"within {_SKEW_S:g} s of each other")
+            yield ok(f"within {_SKEW_S:g} s of each other")
 
     def addresses(self) -> Iterator[Finding]:
         """Report a worker that advertises 127.0.0.1: no other machine can reach it."""
@@ -91,32 +93,32 @@ class ClusterChecks:
         ]
         if len(hosts) > 1 and lost:
             what = f"workers are on {len(hosts)} machines, and some tell others a loopback address: {', '.join(lost)}"
-            yield error("addresses", what, "start them with the address that the other machines reach")
+            yield error(what, "start them with the address that the other machines reach")
         else:
-            yield ok("addresses", "workers can reach the addresses that they are told")
+            yield ok("workers can reach the addresses that they are told")
 
     def pairs(self) -> Iterator[Finding]:
         if between := revisions_apart(self._known()):
-            yield ok("pairs", f"workers of {between} serve side by side, each with its like: a rollout is half way")
+            yield ok(f"workers of {between} serve side by side, each with its like: a rollout is half way")
             return
         refused = self._known().get("refused_pairs") or []
         for pair in refused:
             what = f"{pair['prefill']} and {pair['decode']} never work together: {pair['why']}"
-            yield error("pairs", what, "give both pools the settings that the reason names")
+            yield error(what, "give both pools the settings that the reason names")
         if not refused:
-            yield ok("pairs", "all that could work together do")
+            yield ok("all that could work together do")
 
     def autoscalers(self) -> Iterator[Finding]:
         """Report two autoscalers on the same workers: they undo each other's changes for ever."""
         if self.events is None:
-            yield skipped("autoscalers", "it does not say what happened")
+            yield skipped("the cluster keeps no events")
             return
         undone = contested(self.events)
         if undone >= _CONTESTED:
-            what = f"{undone} of the planner's latest changes were undone or overtaken by somebody else"
-            yield warning("autoscalers", what, 'let one decide: `[planner] mode = "advise"`, or stop the other')
+            what = f"{undone} of the planner's latest changes were undone or overtaken by another writer"
+            yield warning(what, 'let one decide: `[planner] mode = "advise"`, or stop the other')
         else:
-            yield ok("autoscalers", "nobody undoes what the planner does")
+            yield ok("no change of the planner was undone")
 
     def _known(self) -> Mapping[str, Any]:
         assert self.status is not None
@@ -133,7 +135,7 @@ def contested(events: Sequence[Mapping[str, Any]]) -> int:
         if one["kind"] == EventKind.CLUSTER_STARTED:
             is_starting, before = True, ""
         elif one["kind"] == EventKind.PLAN_DENIED:
-            undone += "somebody else" in str(one["reason"])
+            undone += any(words in str(one["reason"]) for words in _LOST_RACE)
         elif one["kind"] == EventKind.DESIRED_CHANGED:
             found = _VERSION.match(str(one["reason"]))
             if found is None:

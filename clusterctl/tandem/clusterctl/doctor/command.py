@@ -14,9 +14,9 @@ from rich.console import Console
 from tandem.clusterctl.commands import command_app, examples
 from tandem.clusterctl.doctor import findings
 from tandem.clusterctl.doctor.cluster_checks import ClusterChecks
+from tandem.clusterctl.doctor.config_checks import ConfigChecks
 from tandem.clusterctl.doctor.findings import CheckResult, Finding
 from tandem.clusterctl.doctor.gpus import Gpus
-from tandem.clusterctl.doctor.installation import Installation
 from tandem.clusterctl.doctor.machine import Machine
 from tandem.clusterctl.exit_codes import Exit
 from tandem.clusterctl.flags import Where, flagged
@@ -44,11 +44,11 @@ app = command_app()
 def doctor(
     where: Where,
     output: Output,
-    config: Annotated[Path | None, typer.Option(help="Look at this configuration, before it is started.")] = None,
-    redis: Annotated[str, typer.Option(help="Look at this Redis. Without it, at that of the cluster.")] = "",
+    config: Annotated[Path | None, typer.Option(help="Check this configuration, before it is started.")] = None,
+    redis: Annotated[str, typer.Option(help="Check this Redis. Without it, that of the cluster.")] = "",
 ) -> None:
-    """Look for what operators trip over, and say how to mend it: on this machine, in the configuration, in Redis and in
-    the running cluster. Changes nothing. Ends with 7 if there is an error."""
+    """Check for common problems, and show how to fix them: on this machine, in the configuration, in Redis and in the
+    running cluster. Changes nothing. Ends with 7 if there is an error."""
     is_seen = sys.stderr.isatty()
     found = []
     for finding in examine(where, config, redis):
@@ -67,28 +67,28 @@ def doctor(
 def examine(where: Where, config: Path | None = None, redis_url: str = "") -> Iterator[Finding]:
     """Yield every finding, check by check."""
     environment, state = Environment.read(), find_state(where.name, where.state_dir)
-    installation = Installation(state=state, variables=environment.variables, file=config)
+    configuration = ConfigChecks(state=state, variables=environment.variables, file=config)
     parts = (
         Machine(variables=environment.variables, state_root=state.path.parent),
-        Gpus(variables=environment.variables, config=installation.config),
-        installation,
-        _redis(where, redis_url, state, installation),
+        Gpus(variables=environment.variables, config=configuration.config),
+        configuration,
+        _redis(where, redis_url, state, configuration),
         _cluster(where, state),
     )
     for part in parts:
         yield from findings.run(part.checks())
 
 
-def _redis(where: Where, given: str, state: StateDir, installation: Installation) -> RedisChecks:
+def _redis(where: Where, given: str, state: StateDir, configuration: ConfigChecks) -> RedisChecks:
     """Check the Redis that was given, else that of the cluster running here, else the configured one."""
     from tandem.clusterctl.doctor.redis_checks import RedisChecks
 
     file = state.config_dir / "router-0.json"
-    is_running = installation.file is None and state.is_held() and file.is_file()
+    is_running = configuration.file is None and state.is_held() and file.is_file()
     try:
         if not given and is_running:
             given = config_loader.load(file, RouterConfig).redis_url
-        return RedisChecks(url=given or installation.config().redis.url, cluster=where.name)
+        return RedisChecks(url=given or configuration.config().redis.url, cluster=where.name)
     except ConfigError as error:  # a wrong configuration is a finding of its own
         return RedisChecks(url="", cluster=where.name, trouble=error.what if is_running else "")
 

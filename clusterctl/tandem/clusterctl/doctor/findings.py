@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+
+
+class SkipError(Exception):
+    """A check cannot be made; the message contains the reason."""
 
 
 class CheckResult(StrEnum):
@@ -19,7 +23,7 @@ class CheckResult(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One result of a check. `fix`: what to do, "" where there is nothing to do."""
+    """One result of a check, whose name `run` fills in. `fix`: what to do, "" where there is nothing to do."""
 
     check: str
     verdict: CheckResult
@@ -30,33 +34,33 @@ class Finding:
 Check = Callable[[], Iterable[Finding]]
 
 
-def ok(check: str, what: str) -> Finding:
-    return Finding(check, CheckResult.OK, what)
+def ok(what: str) -> Finding:
+    return Finding("", CheckResult.OK, what)
 
 
-def warning(check: str, what: str, fix: str) -> Finding:
-    return Finding(check, CheckResult.WARNING, what, fix)
+def warning(what: str, fix: str) -> Finding:
+    return Finding("", CheckResult.WARNING, what, fix)
 
 
-def error(check: str, what: str, fix: str) -> Finding:
-    return Finding(check, CheckResult.ERROR, what, fix)
+def error(what: str, fix: str) -> Finding:
+    return Finding("", CheckResult.ERROR, what, fix)
 
 
-def skipped(check: str, what: str) -> Finding:
-    return Finding(check, CheckResult.SKIPPED, what)
+def skipped(what: str) -> Finding:
+    return Finding("", CheckResult.SKIPPED, what)
 
 
-def run(
-    checks: Iterable[tuple[str, Check]], *, on_check: Callable[[str], object] = lambda name: None
-) -> Iterator[Finding]:
+def run(checks: Iterable[tuple[str, Check]]) -> Iterator[Finding]:
     """Yield every finding of every check; a check that fails itself becomes an error with the reason."""
     for name, check in checks:
-        on_check(name)
         try:
-            yield from check()
+            for finding in check():
+                yield replace(finding, check=name)
+        except SkipError as reason:
+            yield Finding(name, CheckResult.SKIPPED, str(reason))
         except Exception as failure:  # noqa: BLE001 - the others are still to be reported
             why = " ".join(str(failure).split()) or type(failure).__name__
-            yield error(name, f"it could not be looked at: {why}", "correct that first")
+            yield Finding(name, CheckResult.ERROR, f"the check failed: {why}", "correct that first")
 
 
 def size(count: int) -> str:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.clusterctl.doctor.findings import Check, Finding, error, ok, size, skipped, warning
-from tandem.controlplane.gpu_memory import PROCESSES, GpuUser, users
+from tandem.controlplane.gpu_free_check import PROCESSES, GpuUser, users
 from tandem.controlplane.worker_settings import effective
 from tandem.core.config import ClusterConfig
 from tandem.core.errors import ConfigError
-from tandem.core.lifecycle import RoleName
+from tandem.core.state_enums import RoleName
 
 _TIMEOUT_S = 20.0
 _NCCL_SHARED_BYTES = 1 << 30
@@ -40,42 +40,42 @@ class Gpus:
         """Check for GPU memory that a dead worker left in use: the next worker lacks it."""
         program = self._nvidia_smi()
         if program is None:
-            yield skipped("gpu-memory", "there is no nvidia-smi, and so no GPU, here")
+            yield skipped("there is no nvidia-smi, and so no GPU, here")
             return
         try:
             done = subprocess.run(
                 [program, *PROCESSES[1:]], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
             )
         except subprocess.TimeoutExpired:
-            yield error("gpu-memory", f"nvidia-smi does not answer for {_TIMEOUT_S:g} s", "look at `dmesg`, or reboot")
+            yield error(f"nvidia-smi does not answer for {_TIMEOUT_S:g} s", "look at `dmesg`, or reboot")
             return
         if done.returncode:
             said = " ".join((done.stderr or done.stdout).split()) or f"it ended with {done.returncode}"
-            yield error("gpu-memory", f"nvidia-smi fails: {said[:200]}", "make the driver work, or reboot")
+            yield error(f"nvidia-smi fails: {said[:200]}", "make the driver work, or reboot")
             return
         found = users(done.stdout)
         trouble = [finding for user in found if (finding := _stranger(user)) is not None]
         yield from trouble
         if not trouble:
-            yield ok("gpu-memory", f"held by {len(found)} processes, all of them workers' ranks")
+            yield ok(f"held by {len(found)} processes, all of them workers' ranks")
 
     def nccl(self) -> Iterator[Finding]:
         """Check NCCL where it is used: its own symptoms are a time-out, or nothing but a slow sum."""
         try:
             config = self.config()
         except ConfigError:
-            yield skipped("nccl", "the configuration is wrong")
+            yield skipped("the configuration is wrong")
             return
         sections = [effective(config, role) for role in RoleName]
         tp = max((s.tp for s in sections if s.device != "cpu" and s.engine == "model"), default=1)
         is_linked = any("nccl" in (s.transport, *s.transports) for s in sections)
         if self._nvidia_smi() is None or (tp == 1 and not is_linked):
-            yield skipped("nccl", "no worker here uses it: no GPU, or neither --tp above 1 nor --transport nccl")
+            yield skipped("no worker here uses it: no GPU, or neither --tp above 1 nor --transport nccl")
             return
         trouble = [*self._interfaces(), *(self._between_ranks(tp) if tp > 1 else ())]
         yield from trouble
         if not trouble:
-            yield ok("nccl", "its settings fit this machine")
+            yield ok("its settings fit this machine")
 
     def _interfaces(self) -> Iterator[Finding]:
         wanted = self.variables.get("NCCL_SOCKET_IFNAME", "")
@@ -85,10 +85,10 @@ class Gpus:
         chosen = matching(wanted, here)
         if not chosen:
             what = f"NCCL_SOCKET_IFNAME is {wanted}, and no interface is left by that ({', '.join(here)} are here)"
-            yield error("nccl", what, "name one of these, or unset it: NCCL finds one by itself")
+            yield error(what, "name one of these, or unset it: NCCL finds one by itself")
         elif all(name == "lo" for name in chosen):
-            what = f"NCCL_SOCKET_IFNAME is {wanted}: nobody on another machine is reached over lo"
-            yield warning("nccl", what, "name the interface that other machines reach, or unset it")
+            what = f"NCCL_SOCKET_IFNAME is {wanted}: lo reaches no other machine"
+            yield warning(what, "name the interface that other machines reach, or unset it")
 
     def _between_ranks(self, tp: int) -> Iterator[Finding]:
         """Check the requirements of a group of several ranks on this machine."""
@@ -97,11 +97,11 @@ class Gpus:
             if (room := found.f_blocks * found.f_frsize) < _NCCL_SHARED_BYTES:
                 what = f"{self.shared_memory} holds {size(room)}, and NCCL between {tp} ranks may want {size(1 << 30)}"
                 fix = f"`mount -o remount,size=1G {self.shared_memory}`, or --shm-size=1g of the container"
-                yield warning("nccl", what, fix)
+                yield warning(what, fix)
         for name, value in _SLOWER.items():
             if self.variables.get(name, "").upper() == value:
                 what = f"{name}={value}: the {tp} ranks of a worker do not add up over the fastest way between them"
-                yield warning("nccl", what, f"unset {name}, unless GPUs of this machine cannot reach each other")
+                yield warning(what, f"unset {name}, unless GPUs of this machine cannot reach each other")
 
     def _nvidia_smi(self) -> str | None:
         return shutil.which("nvidia-smi", path=self.variables.get("PATH", os.defpath))
@@ -130,11 +130,11 @@ def _stranger(user: GpuUser) -> Finding | None:
         fields = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines() if ":" in line)
     except OSError:
         what = f"process {user.pid} holds {holds}, and cannot be seen here: it is in another container, or has ended"
-        return warning("gpu-memory", what, "end that container; `nvidia-smi --gpu-reset` gives back what nobody holds")
+        return warning(what, "end that container; `nvidia-smi --gpu-reset` frees what no process holds")
     if _RANK not in arguments:
         what = f"process {user.pid} ({fields['Name'].strip()}) holds {holds}, and is no worker"
-        return warning("gpu-memory", what, "end it, or leave it that GPU: CUDA_VISIBLE_DEVICES names the others")
+        return warning(what, "end it, or leave it that GPU: CUDA_VISIBLE_DEVICES names the others")
     if f"--parent={fields['PPid'].strip()}" in arguments:
         return None
     what = f"process {user.pid} was a rank of a worker that is gone, and holds {holds}"
-    return error("gpu-memory", what, f"`kill -9 {user.pid}`; if it stays, the driver has it: reset the GPU, or reboot")
+    return error(what, f"`kill -9 {user.pid}`; if it stays, the driver has it: reset the GPU, or reboot")

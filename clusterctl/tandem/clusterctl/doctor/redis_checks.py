@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from tandem.clusterctl.doctor.findings import Check, Finding, error, ok, size, skipped, warning
+from tandem.clusterctl.doctor.findings import Check, Finding, SkipError, error, ok, size, skipped, warning
 from tandem.core.errors import StartupError
 from tandem.core.urls import redacted
 from tandem.statestore.connection import connect
@@ -23,6 +23,8 @@ from tandem.statestore.records import WorkerRecord
 _SKEW_S = 2.0
 _KNOCK_S = 1.0
 _FULL = 0.8
+_UNASKED = "it could not be asked"
+_ANY = (StartupError, RedisError)
 T = TypeVar("T")
 
 
@@ -47,98 +49,78 @@ class RedisChecks:
 
     def answers(self) -> Iterator[Finding]:
         if self.trouble:
-            yield error("redis", self.trouble, "stop the cluster and start it again: `up` writes that file")
+            yield error(self.trouble, "stop the cluster and start it again: `up` writes that file")
             return
         if not self.url:
-            yield skipped("redis", "no cluster was started here; name one with --redis")
+            yield skipped("no cluster was started here; name one with --redis")
             return
         try:
             version = self._ask(lambda redis: _version(redis))
         except StartupError as found:
-            yield error("redis", f"{found.what}: {found.why}", found.todo or "start it, or correct its URL")
+            yield error(f"{found.what}: {found.why}", found.todo or "start it, or correct its URL")
             return
-        yield ok("redis", f"{redacted(self.url)} answers, version {version}")
+        yield ok(f"{redacted(self.url)} answers, version {version}")
 
     def eviction(self) -> Iterator[Finding]:
         policy = self._setting("maxmemory-policy")
-        if policy is None:
-            yield skipped("redis-eviction", "it could not be asked")
-        elif policy == "noeviction":
-            yield ok("redis-eviction", policy)
+        if policy == "noeviction":
+            yield ok(policy)
         else:
             what = f"maxmemory-policy is {policy}: with little memory it drops keys, desired state and batches"
-            yield error("redis-eviction", what, "`CONFIG SET maxmemory-policy noeviction`, and in redis.conf")
+            yield error(what, "`CONFIG SET maxmemory-policy noeviction`, and in redis.conf")
 
     def memory(self) -> Iterator[Finding]:
-        try:
-            found = self._ask(memory_of)
-        except (StartupError, RedisError):
-            yield skipped("redis-memory", "it could not be asked")
-            return
+        found = self._asked(memory_of, _ANY)
         if not found.most:
             what = f"it has no maxmemory and uses {size(found.used)}: when memory ends, it is killed with all it knows"
-            yield warning(
-                "redis-memory", what, "`CONFIG SET maxmemory`, 60 to 70 % of what it may use, and in redis.conf"
-            )
+            yield warning(what, "`CONFIG SET maxmemory`, 60 to 70 % of what it may use, and in redis.conf")
             return
         what = f"{size(found.used)} of {size(found.most)} are used, {found.used / found.most:.0%}"
         if found.used < _FULL * found.most:
-            yield ok("redis-memory", what)
+            yield ok(what)
         else:
             fix = (
                 "see docs/operate/alerts.md, TandemRedisFull: when it is full, nothing more that clients leave is kept"
             )
-            yield warning("redis-memory", what, fix)
+            yield warning(what, fix)
 
     def persistence(self) -> Iterator[Finding]:
-        appends = self._setting("appendonly")
-        if appends is None:
-            yield skipped("redis-persistence", "it could not be asked")
-        elif appends == "yes":
-            yield ok("redis-persistence", "appendonly is yes")
+        if self._setting("appendonly") == "yes":
+            yield ok("appendonly is yes")
         else:
             what = "appendonly is no: after its restart keys, desired state, stored responses and batches are gone"
-            yield error("redis-persistence", what, "`CONFIG SET appendonly yes`, and in redis.conf")
+            yield error(what, "`CONFIG SET appendonly yes`, and in redis.conf")
 
     def clock(self) -> Iterator[Finding]:
-        try:
-            seconds, micros = self._ask(lambda redis: redis.time())
-        except StartupError:
-            yield skipped("redis-clock", "it could not be asked")
-            return
+        seconds, micros = self._asked(lambda redis: redis.time())
         skew_s = float(seconds) + float(micros) / 1e6 - time.time()
         if abs(skew_s) > _SKEW_S:
-            yield warning("redis-clock", f"its clock differs from this machine's by {skew_s:.1f} s", "run NTP on both")
+            yield warning(f"its clock differs from this machine's by {skew_s:.1f} s", "run NTP on both")
         else:
-            yield ok("redis-clock", f"its clock differs from this machine's by {skew_s * 1000:.0f} ms")
+            yield ok(f"its clock differs from this machine's by {skew_s * 1000:.0f} ms")
 
     def registry(self) -> Iterator[Finding]:
-        try:
-            rows = self._ask(self._rows)
-        except StartupError:
-            yield skipped("registry", "Redis could not be asked")
-            return
+        rows = self._asked(self._rows)
         is_clean = True
         for worker, record in sorted(rows.items()):
             if record is None:
                 is_clean = False
-                what = f"{worker} is listed and holds no lease: it ended without saying so"
-                yield warning("registry", what, "routers pass over it; it goes after a minute while a router runs")
+                what = f"{worker} is listed and holds no lease: it ended without signing off"
+                yield warning(what, "routers pass over it; it goes after a minute while a router runs")
             elif not _listens(record.address):
                 is_clean = False
-                what = f"{worker} holds a lease, and nobody listens at its address {record.address}"
+                what = f"{worker} holds a lease, and no process listens at its address {record.address}"
                 fix = "if that is another machine, open its ports to this one; else it goes with its lease"
-                yield error("registry", what, fix)
+                yield error(what, fix)
         if is_clean:
-            yield ok("registry", f"{len(rows)} workers, each with a lease and a port that answers")
+            yield ok(f"{len(rows)} workers, each with a lease and a port that answers")
 
-    def _setting(self, name: str) -> str | None:
-        """Return a setting; None if it cannot be read: managed servers of a cloud forbid CONFIG."""
-        try:
-            found = self._ask(lambda redis: redis.config_get(name))
-        except (StartupError, RedisError):
-            return None
-        return str(found.get(name, "")) or None
+    def _setting(self, name: str) -> str:
+        """Return a setting; SkipError if it cannot be read: managed servers of a cloud forbid CONFIG."""
+        found = str(self._asked(lambda redis: redis.config_get(name), _ANY).get(name, ""))
+        if not found:
+            raise SkipError(_UNASKED)
+        return found
 
     async def _rows(self, redis: Any) -> dict[str, WorkerRecord | None]:
         """Return every registered worker with the content of its lease, or None if it holds none."""
@@ -152,6 +134,15 @@ class RedisChecks:
             except ValueError:  # a tombstone: it signed off
                 continue
         return rows
+
+    def _asked(
+        self, question: Callable[[Any], Awaitable[T]], errors: tuple[type[Exception], ...] = (StartupError,)
+    ) -> T:
+        """Return the result; SkipError for `errors`, by default if Redis cannot be asked."""
+        try:
+            return self._ask(question)
+        except errors:
+            raise SkipError(_UNASKED) from None
 
     def _ask(self, question: Callable[[Any], Awaitable[T]]) -> T:
         """Return the result; StartupError if Redis cannot be asked."""

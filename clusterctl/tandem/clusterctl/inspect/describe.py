@@ -29,7 +29,7 @@ def describe(
     output: Output,
     worker: Annotated[str, typer.Argument(metavar="WORKER", help="Such as decode-0.")],
 ) -> None:
-    """Show all that is known of a worker. Ends with 3 if there is none of that name."""
+    """Show the state of a worker, and its events. Ends with 3 if there is none of that name."""
     with where.client() as admin:
         wanted, status = admin.desired()["desired"], admin.status()
         happened = admin.events(count=_LOOKED_AT)["events"]

@@ -24,8 +24,8 @@ app = command_app()
 def events(
     where: Where,
     output: Output,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what happens from now on.")] = False,
-    last: Annotated[int, typer.Option(help="How many of those that happened.", min=1, max=_PAGE)] = 50,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new events.")] = False,
+    last: Annotated[int, typer.Option(help="Number of past events.", min=1, max=_PAGE)] = 50,
 ) -> None:
     """Show what the cluster did and why, oldest first; programs get one document a line."""
     with where.client() as admin:

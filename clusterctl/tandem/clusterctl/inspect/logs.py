@@ -13,8 +13,7 @@ from typing import Annotated
 import typer
 
 from tandem.clusterctl.commands import command_app, examples
-from tandem.clusterctl.durations import duration_s
-from tandem.clusterctl.flags import flagged
+from tandem.clusterctl.flags import Name, StateFolder, duration_s, flagged
 from tandem.clusterctl.inspect.log_files import LEVELS, LogFilter, ParsedRecord, Tail, members, records
 from tandem.clusterctl.output import Output, Record, note
 from tandem.clusterctl.paths import find_state
@@ -35,12 +34,12 @@ app = command_app()
 def logs(
     output: Output,
     member: Annotated[str, typer.Argument(help="A worker, or router-0, or up. Without it, all.")] = "",
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
-    since: Annotated[str, typer.Option(help="Only from then on: 10m, 2h, 1d ago, or 2026-11-20T14:30:00Z.")] = "",
-    request_id: Annotated[str, typer.Option(help="Only what names this request.")] = "",
-    level: Annotated[str, typer.Option(help="Only this or worse: DEBUG, INFO, WARNING, ERROR, CRITICAL.")] = "",
-    name: Annotated[str, typer.Option(help="Which cluster, if several run here.")] = DEFAULT_CLUSTER,
-    state_dir: Annotated[str, typer.Option(help="Where clusters keep their state [env: TANDEM_STATE_DIR].")] = "",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new records, until Ctrl-C.")] = False,
+    since: Annotated[str, typer.Option(help="Earliest record: 10m, 2h, 1d ago, or 2026-11-20T14:30:00Z.")] = "",
+    request_id: Annotated[str, typer.Option(help="Only records of this request.")] = "",
+    level: Annotated[str, typer.Option(help="Lowest level: DEBUG, INFO, WARNING, ERROR, CRITICAL.")] = "",
+    name: Name = DEFAULT_CLUSTER,
+    state_dir: StateFolder = "",
 ) -> None:
     """Show what the processes of a cluster on this machine have logged, in the order of time. Workers on other machines
     keep their logs there; they are named on stderr."""

@@ -13,8 +13,8 @@ from tandem.clusterctl.commands import command_app, examples
 from tandem.clusterctl.exit_codes import Exit
 from tandem.clusterctl.flags import Where, flagged
 from tandem.clusterctl.inspect import status_view
-from tandem.clusterctl.inspect.health import overview, pool_of
 from tandem.clusterctl.inspect.histograms import Scrape
+from tandem.clusterctl.inspect.status_summary import overview, pool_of
 from tandem.clusterctl.output import Output, Record
 from tandem.clusterctl.unscheduled import EVENTS, Unplaced
 from tandem.core.errors import TandemError
@@ -30,9 +30,9 @@ app = command_app()
 def status(
     where: Where,
     output: Output,
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="End with 7 unless all is well.")] = False,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="End with 7 unless the cluster is healthy.")] = False,
 ) -> None:
-    """Show what runs: is it well, the pools, every worker, and what to do about what is wrong."""
+    """Show the health of a cluster, its pools and every worker, and what to do about problems."""
     with where.client() as admin:
         found = look(admin)
     output.show("Status", found, status_view.show, wide=status_view.show_wide)

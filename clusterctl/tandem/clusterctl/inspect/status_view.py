@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.table import Table
 
 from tandem.clusterctl import rich_output
-from tandem.clusterctl.output import Record
+from tandem.clusterctl.output import Record, ms
 from tandem.clusterctl.rich_output import say
-from tandem.core.addresses import host_port
 from tandem.core.kv_compatibility import ALWAYS_BYTES_PER_S
+from tandem.core.urls import host_port
 
 _SHOWN_PAIRS = 4
 
@@ -44,9 +44,7 @@ def pools(status: Record) -> Table:
             *([pool["model"]] if has_models else []),
             *([str(pool.get("wanted", "–"))] if is_wished else []),
             f"{pool['ready']}/{pool['workers']}",
-            str(pool["running_requests"]),
-            str(pool["queued_requests"]),
-            str(pool["queued_tokens"]),
+            *(str(pool[key]) for key in ("running_requests", "queued_requests", "queued_tokens")),
             share(pool["kv_share"]),
         )
     return table
@@ -57,10 +55,6 @@ def figures(found: Record) -> str:
     ttft = f"TTFT p50 {ms(found['ttft_p50_s'])}, p99 {ms(found['ttft_p99_s'])}"
     itl = f"ITL p50 {ms(found['itl_p50_s'])}, p99 {ms(found['itl_p99_s'])}"
     return f"{ttft}; {itl}; prefix hits {share(found['hit_share'])}; {found['requests']} requests"
-
-
-def ms(seconds: float | None) -> str:
-    return "–" if seconds is None else f"{seconds * 1000:.1f} ms"
 
 
 def share(value: float | None) -> str:
@@ -141,17 +135,10 @@ def _workers(workers: list[Record]) -> Table:
         groups = worker.get("blocks") or []
         total, free, cached = (sum(int(group.get(key, 0)) for group in groups) for key in ("total", "free", "cached"))
         table.add_row(
-            _text(worker.get("worker")),
-            _text(worker.get("role")),
-            *([_text(worker.get("model"))] if has_models else []),
+            *(_text(worker.get(key)) for key in ("worker", "role", *(["model"] if has_models else []))),
             state(worker),
-            _text(worker.get("address")),
-            _text(worker.get("pid")),
-            _text(worker.get("running_requests")),
-            _text(worker.get("queued_requests")),
-            str(total - free - cached),
-            str(cached),
-            str(total),
+            *(_text(worker.get(key)) for key in ("address", "pid", "running_requests", "queued_requests")),
+            *map(str, (total - free - cached, cached, total)),
         )
     return table
 
@@ -163,13 +150,8 @@ def _kv(workers: list[Record]) -> Table:
     for worker in workers:
         if "tp" in worker:
             table.add_row(
-                _text(worker.get("worker")),
-                _text(worker.get("tp")),
-                _text(worker.get("block_tokens")),
-                _text(worker.get("kv_dtype")),
-                _text(worker.get("protocol")),
-                _list(worker.get("transports")),
-                _list(worker.get("codecs")),
+                *(_text(worker.get(key)) for key in ("worker", "tp", "block_tokens", "kv_dtype", "protocol")),
+                *(_list(worker.get(key)) for key in ("transports", "codecs")),
                 _wire_codec(worker),
             )
     return table

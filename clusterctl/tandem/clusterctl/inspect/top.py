@@ -17,10 +17,10 @@ from tandem.clusterctl import rich_output
 from tandem.clusterctl.commands import command_app, examples
 from tandem.clusterctl.flags import Where, flagged
 from tandem.clusterctl.inspect import status_view
-from tandem.clusterctl.inspect.health import kv_share, overview
 from tandem.clusterctl.inspect.histograms import Scrape
-from tandem.clusterctl.inspect.status_view import ms, share
-from tandem.clusterctl.output import Output, Record
+from tandem.clusterctl.inspect.status_summary import kv_share, overview
+from tandem.clusterctl.inspect.status_view import share
+from tandem.clusterctl.output import Output, Record, ms
 from tandem.core import metric_names as names
 from tandem.core.errors import ConfigError, UnavailableError
 
@@ -53,12 +53,12 @@ _ORDER: dict[Sort, Callable[[Record], Any]] = {
 def top(
     where: Where,
     output: Output,
-    sort: Annotated[Sort, typer.Option(help="What the workers are ordered by.")] = Sort.NAME,
-    every: Annotated[float, typer.Option(help="Seconds between two looks; figures are of that time.")] = 1.0,
+    sort: Annotated[Sort, typer.Option(help="Sort order of the workers.")] = Sort.NAME,
+    every: Annotated[float, typer.Option(help="Seconds between two updates; figures are of that time.")] = 1.0,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on where there is no terminal, and with -o json or yaml, too.")
+        bool, typer.Option("--follow", "-f", help="Keep updating also without a terminal, and with -o json or yaml.")
     ] = False,
-    once: Annotated[bool, typer.Option("--once", help="Print it once and end, as where there is no terminal.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print once and end, as without a terminal.")] = False,
 ) -> None:
     """Show what every worker does now, until Ctrl-C; once where there is no terminal, and with -o json or yaml. With
     --follow programs get one document a line."""
@@ -166,12 +166,8 @@ def _workers(workers: Sequence[Record]) -> Table:
     table = rich_output.table("WORKER", "ROLE", "STATE", *figures, right=figures, fixed=("WORKER", "ROLE"))
     for one in workers:
         table.add_row(
-            one["worker"],
-            one["role"] or "–",
-            one["state"],
-            str(one["running_requests"]),
-            str(one["queued_requests"]),
-            str(one["queued_tokens"]),
+            *(one["worker"], one["role"] or "–", one["state"]),
+            *(str(one[key]) for key in ("running_requests", "queued_requests", "queued_tokens")),
             f"{_bar(one['kv_share'])} {share(one['kv_share']):>4}",
             f"{one['prefill_tokens_per_s']:.0f}" if one["prefill_tokens_per_s"] else "–",
             ms(one["decode_step_s"]) if one["decode_step_s"] else "–",
@@ -184,12 +180,9 @@ def _worker(worker: Record) -> dict[str, Any]:
         "worker": worker["worker"],
         "role": worker.get("role", ""),
         "state": status_view.state(worker),
-        "running_requests": int(worker.get("running_requests") or 0),
-        "queued_requests": int(worker.get("queued_requests") or 0),
-        "queued_tokens": int(worker.get("queued_tokens") or 0),
+        **{key: int(worker.get(key) or 0) for key in ("running_requests", "queued_requests", "queued_tokens")},
         "kv_share": kv_share([worker]),
-        "prefill_tokens_per_s": float(worker.get("prefill_tokens_per_s") or 0.0),
-        "decode_step_s": float(worker.get("decode_step_s") or 0.0),
+        **{key: float(worker.get(key) or 0.0) for key in ("prefill_tokens_per_s", "decode_step_s")},
     }
 
 

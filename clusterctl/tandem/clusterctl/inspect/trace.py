@@ -11,7 +11,7 @@ from rich.console import Console
 from tandem.clusterctl import rich_output
 from tandem.clusterctl.commands import command_app, examples
 from tandem.clusterctl.flags import Where, flagged
-from tandem.clusterctl.output import Output, Record
+from tandem.clusterctl.output import Output, Record, ms
 from tandem.clusterctl.rich_output import say
 
 _BAR = 48
@@ -25,7 +25,7 @@ app = command_app()
 def trace(
     where: Where,
     output: Output,
-    request: Annotated[str, typer.Argument(help="The id of its answer; it may still run.", metavar="REQUEST")],
+    request: Annotated[str, typer.Argument(help="Id of the answer; the request may still run.", metavar="REQUEST")],
 ) -> None:
     """Show one request on one time line: waiting, prefill, transfer, decode. The router knows those that run and the
     last 2,048 that ended."""
@@ -39,7 +39,7 @@ def show(found: Record, console: Console) -> None:
     began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(found["began_at_s"]))
     outcome = str(found["outcome"]) if found["is_over"] else f"runs ({found['outcome']})"
     say(console, f"request   {found['request']}: {outcome}")
-    say(console, f"began     {began}, router {found['router']}, took {_ms(found['duration_s'])}")
+    say(console, f"began     {began}, router {found['router']}, took {ms(found['duration_s'])}")
     say(console, f"tokens    {found['prompt_tokens']} in{cached}, {found['output_tokens']} out")
     say(console, f"planned   {found['reason']}; attempts: {found['attempts']}")
     if found["error"]:
@@ -51,7 +51,7 @@ def show(found: Record, console: Console) -> None:
         took_s = span["end_s"] - span["start_s"]
         again = f" (attempt {span['attempt']})" if span["attempt"] > 1 else ""
         where = f"{span['worker'] or 'router'}{again}"
-        table.add_row(span["span"], where, _ms(span["start_s"]), _ms(took_s), _bar(span, found["duration_s"]))
+        table.add_row(span["span"], where, ms(span["start_s"]), ms(took_s), _bar(span, found["duration_s"]))
     console.print(table)
 
 
@@ -61,10 +61,10 @@ def show_all(found: Record, console: Console) -> None:
     table = rich_output.table("AT", "ATTEMPT", "WHAT", "PREFILL", "DECODE", "WHY", right=("AT", "ATTEMPT"))
     for moment in found["moments"]:
         workers = (moment["prefill"] or "–", moment["decode"] or "–")
-        table.add_row(_ms(moment["at_s"]), str(moment["attempt"]), moment["what"], *workers, moment["why"])
+        table.add_row(ms(moment["at_s"]), str(moment["attempt"]), moment["what"], *workers, moment["why"])
     console.print(table)
     if found["handoff"]:
-        parts = ", ".join(f"{name.removesuffix('_s')} {_ms(seconds)}" for name, seconds in found["handoff"].items())
+        parts = ", ".join(f"{name.removesuffix('_s')} {ms(seconds)}" for name, seconds in found["handoff"].items())
         say(console, f"hand-off  {parts}")
 
 
@@ -74,7 +74,3 @@ def _bar(span: Record, whole_s: float) -> str:
     start: int = min(_BAR - 1, int(span["start_s"] * scale))
     end: int = max(start + 1, min(_BAR, round(span["end_s"] * scale)))
     return " " * start + "█" * (end - start)
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1000:.1f} ms"

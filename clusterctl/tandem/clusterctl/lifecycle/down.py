@@ -6,10 +6,8 @@ from typing import Annotated
 
 import typer
 
-from tandem.clusterctl import change_summary
-from tandem.clusterctl.change_summary import EffectKind
 from tandem.clusterctl.commands import command_app, examples
-from tandem.clusterctl.confirm import Consent
+from tandem.clusterctl.confirm import Consent, EffectKind, show_done
 from tandem.clusterctl.flags import Where, flagged
 from tandem.clusterctl.output import Output, Record
 from tandem.core.errors import DeadlineError
@@ -28,21 +26,19 @@ def down(
     """Stop a cluster and wait until it is gone. Ends with 0 as well where none of this name runs here."""
     if not where.can_run():
         nothing = f"no cluster {where.name!r} is running here"
-        show = change_summary.show_would if consent.dry_run else change_summary.show_done
-        show([], output, nothing)
+        if consent.agreed([], output, nothing):
+            show_done([], output, nothing)
         return
     with where.client() as admin:
         deeds = _deeds(admin.status())
-        if consent.dry_run:
-            change_summary.show_would(deeds, output)
+        if not consent.agreed(deeds, output):
             return
-        consent.ask(change_summary.lines_of(deeds))
         admin.down()
         if not admin.wait_gone(timeout):
             raise DeadlineError(
                 f"the cluster at {admin.endpoint} still runs after {timeout:g} s", todo="Look into its logs"
             )
-    change_summary.show_done(deeds, output, "stopped")
+    show_done(deeds, output, "stopped")
 
 
 def _deeds(status: Record) -> list[EffectKind]:

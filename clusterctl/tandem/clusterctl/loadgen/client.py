@@ -75,9 +75,9 @@ class Target:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
         except ValueError as error:
-            raise ConfigError(f"{url!r} is no URL", why=str(error), todo=_FORM) from error
+            raise ConfigError(f"{url!r} is not a URL", why=str(error), todo=_FORM) from error
         if parts.scheme not in ("http", "https") or not host:
-            raise ConfigError(f"{url!r} is no URL of an API", todo=_FORM)
+            raise ConfigError(f"{url!r} is not the URL of an API", todo=_FORM)
         tls = ssl.create_default_context() if parts.scheme == "https" else None
         prefix = parts.path.rstrip("/").removesuffix("/v1")
         return cls(host=host, port=port or (443 if tls else 80), path=prefix + path, tls=tls, is_strict=is_strict)

@@ -14,15 +14,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tandem.clusterctl import out_files, rich_output
+from tandem.clusterctl import rich_output
 from tandem.clusterctl.endpoint import EndpointFlags, first_model
 from tandem.clusterctl.exit_codes import Exit
 from tandem.clusterctl.loadgen import plots
 from tandem.clusterctl.loadgen.client import CHAT, COMPLETIONS, Due, Target, TimedAnswer, send_all
 from tandem.clusterctl.loadgen.requests import RequestForm, plan_of
 from tandem.clusterctl.loadgen.results import PERCENTILES, Slo, report
-from tandem.clusterctl.output import Output, Record, document, note
-from tandem.clusterctl.progress import progress_bar
+from tandem.clusterctl.output import Output, Record, check_file, check_picture, document, note, progress_bar
 from tandem.clusterctl.rich_output import say
 from tandem.controlplane.simulator.traces import RequestLog
 from tandem.core.errors import ConfigError, UnavailableError
@@ -34,17 +33,17 @@ _ROWS = {"ttft_s": "TTFT", "tpot_s": "TPOT", "itl_s": "ITL", "e2e_s": "END TO EN
 class SendFlags(EndpointFlags):
     """Flags for the endpoint, the form of requests, the promises, and the output files."""
 
-    chat: Annotated[bool, typer.Option("--chat", help="Chat messages of words, not completions of token ids.")] = False
+    chat: Annotated[bool, typer.Option("--chat", help="Send chat messages of words, not token ids.")] = False
     ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos/--no-ignore-eos", help="Ask for answers of full length; not everybody can.")
+        bool, typer.Option("--ignore-eos/--no-ignore-eos", help="Ask for answers of full length, if the server can.")
     ] = True
-    seed: Annotated[int, typer.Option(help="Another one gives other prompts and arrivals.")] = 1
+    seed: Annotated[int, typer.Option(help="Seed of prompts and arrivals.")] = 1
     ttft: Annotated[float, typer.Option(help="SLO: seconds to the first token; 0 = none.")] = 0.0
     itl: Annotated[float, typer.Option(help="SLO: seconds a token after it, on average; 0 = none.")] = 0.0
     attain: Annotated[
         float, typer.Option(help="Share of requests that must keep the SLO, such as 0.95; else it ends with 8.")
     ] = 0.0
-    timeout: Annotated[float, typer.Option(help="Seconds after which a request is given up.")] = 600.0
+    timeout: Annotated[float, typer.Option(help="Seconds after which a request fails.")] = 600.0
     out: Annotated[Path | None, typer.Option(help="Write the document into this file too, as JSON.")] = None
     plot: Annotated[Path | None, typer.Option(help="Save pictures: a file ending in .png, .svg or .pdf.")] = None
 
@@ -53,7 +52,7 @@ class SendFlags(EndpointFlags):
         if not 0 <= self.attain <= 1:
             raise ConfigError(f"--attain is {self.attain:g}", todo="Use a share from 0 to 1")
         if self.attain and not (self.ttft or self.itl):
-            raise ConfigError("--attain has nothing to hold", todo="Say what with --ttft or --itl, in seconds")
+            raise ConfigError("--attain is given without an SLO", todo="Give --ttft or --itl, in seconds")
         for flag, value in (("--ttft", self.ttft), ("--itl", self.itl)):
             if not 0 <= value < math.inf:
                 raise ConfigError(f"{flag} is {value:g}", todo="Use 0 or more seconds")
@@ -65,9 +64,9 @@ def drive(flags: SendFlags, output: Output, kind: str, trace: RequestLog) -> Non
     all."""
     slo = flags.slo()
     if flags.out is not None:
-        out_files.check("--out", flags.out)
+        check_file("--out", flags.out)
     if flags.plot is not None:
-        out_files.check_picture("--plot", flags.plot)
+        check_picture("--plot", flags.plot)
     url = flags.address()
     target = Target.of(url, CHAT if flags.chat else COMPLETIONS, is_strict=True)
     headers = flags.headers()

@@ -25,8 +25,8 @@ class ShellName(StrEnum):
         "completion fish > ~/.config/fish/completions/clusterctl.fish",
     )
 )
-def completion(shell: Annotated[ShellName, typer.Argument(help="Which shell.", metavar="SHELL")]) -> None:
-    """Print what makes a shell complete commands and flags."""
+def completion(shell: Annotated[ShellName, typer.Argument(help="The shell.", metavar="SHELL")]) -> None:
+    """Print the script with which a shell completes commands and flags."""
     from typer._completion_shared import get_completion_script
 
     print(get_completion_script(prog_name="clusterctl", complete_var=COMPLETE_VAR, shell=shell.value))

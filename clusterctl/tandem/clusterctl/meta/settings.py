@@ -14,7 +14,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any
 
-from tandem.controlplane.flag_map import FLAGS
+from tandem.controlplane.up_flag_map import FLAGS
 from tandem.core.bounds import bound_of
 from tandem.core.config import ClusterConfig
 from tandem.core.urls import redacted

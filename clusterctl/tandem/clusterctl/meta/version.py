@@ -11,7 +11,7 @@ from tandem.clusterctl.commands import command_app, examples
 from tandem.clusterctl.flags import Where, flagged
 from tandem.clusterctl.output import Output, Record
 from tandem.core.errors import TandemError
-from tandem.router.version import version as own_version
+from tandem.core.version import release
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,10 +24,10 @@ app = command_app()
 def version(
     where: Where,
     output: Output,
-    client: Annotated[bool, typer.Option("--client", help="Ask no cluster.")] = False,
+    client: Annotated[bool, typer.Option("--client", help="Show only the version of this program.")] = False,
 ) -> None:
     """Show the version of this program and of the cluster, if one runs here."""
-    found: dict[str, Any] = {"client": own_version(), "python": platform.python_version(), "cluster": None}
+    found: dict[str, Any] = {"client": release(), "python": platform.python_version(), "cluster": None}
     if not client:
         try:
             with where.client() as admin:

@@ -8,15 +8,15 @@ import typer
 
 from tandem.clusterctl.commands import command_app, examples
 from tandem.clusterctl.exit_codes import Exit
-from tandem.clusterctl.flags import Where, flagged
+from tandem.clusterctl.flags import Where, check_positive, flagged
 from tandem.clusterctl.operate import rollout_view
-from tandem.clusterctl.operate.apply import ApplyOptions, check, propose_until_written, show_change
+from tandem.clusterctl.operate.desired_state_update import ApplyOptions, propose_until_written, show_change
 from tandem.clusterctl.output import Output
 from tandem.core.errors import ConfigError
 
-app = command_app(help="Replace workers by such of another revision, while they serve.")
-Model = Annotated[str, typer.Option(help="Whose workers, where the cluster has several models.")]
-Current = Annotated[str, typer.Option(help="Only if the workers are of this revision.", metavar="REVISION")]
+app = command_app(help="Replace workers by those of another revision, while they serve.")
+Model = Annotated[str, typer.Option(help="Model of the workers, where the cluster has several.")]
+Current = Annotated[str, typer.Option(help="Required present revision of the workers.", metavar="REVISION")]
 
 
 @app.command(
@@ -35,21 +35,21 @@ def start(
     set: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", help="A setting of workers, such as worker.chunk_tokens=256; several times.", metavar="KEY=VALUE"
+            "--set", help="A setting of workers, such as worker.chunk_tokens=256; repeatable.", metavar="KEY=VALUE"
         ),
     ] = None,
-    revision: Annotated[str, typer.Option(help="Its name; without it, a digest of what it is.")] = "",
-    max_surge: Annotated[int, typer.Option(help="So many more workers of each role may run meanwhile.", min=0)] = 1,
-    max_unavailable: Annotated[int, typer.Option(help="So many fewer of each role may serve meanwhile.", min=0)] = 0,
+    revision: Annotated[str, typer.Option(help="Name of the revision; without it, a digest of its content.")] = "",
+    max_surge: Annotated[int, typer.Option(help="Additional workers of each role that may run.", min=0)] = 1,
+    max_unavailable: Annotated[int, typer.Option(help="Workers of each role that may be missing.", min=0)] = 0,
     model: Model = "",
     current_revision: Current = "",
 ) -> None:
-    """Start replacing workers by such of another revision, and wait until all are.
-    A revision is what there is now, with what is given here changed. Only workers of one revision work together. If a
+    """Start replacing workers by those of another revision, and wait until all are replaced.
+    A revision is the present configuration with the given changes. Only workers of one revision work together. If a
     new one does not work, the rollout stops and this ends with 2; `rollout undo` goes back."""
     settings = dict(_setting(text) for text in set or [])
     if not (model_path or settings or revision):
-        raise ConfigError("nothing is said to be new", todo="give --model-path, --set or --revision")
+        raise ConfigError("no change is given", todo="give --model-path, --set or --revision")
     if max_surge + max_unavailable < 1:
         raise ConfigError("--max-surge and --max-unavailable are 0", todo="let one of them be 1 or more")
     wish = {
@@ -68,8 +68,8 @@ def start(
 def status(
     where: Where,
     output: Output,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until none is on its way.")] = False,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait; then it ends with 6.")] = 600.0,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until no rollout is in progress.")] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait; then the command ends with 6.")] = 600.0,
     model: Model = "",
 ) -> None:
     """Show how far rollouts are: revisions, and how many workers of each. Ends with 7 if one has stopped by itself;
@@ -114,7 +114,7 @@ def undo(where: Where, manner: ApplyOptions, output: Output, model: Model = "", 
 
 
 def _carry_out(where: Where, manner: ApplyOptions, output: Output, step: str, model: str, more: dict[str, Any]) -> None:
-    check(manner)
+    check_positive("--timeout", manner.timeout, "seconds")
     wish = {"verb": "rollout", "step": step, "model": model, **more}
     with where.client() as admin:
         found = propose_until_written(admin, wish, manner)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tandem.clusterctl.flags import check_positive
 from tandem.clusterctl.inspect.get import workers_of
-from tandem.clusterctl.output import Record, note
-from tandem.core.errors import ConfigError, ConflictError, DeadlineError, NotFoundError, StartupError, UnavailableError
+from tandem.clusterctl.operate.wait import wait_until
+from tandem.clusterctl.output import Record
+from tandem.core.errors import ConflictError, NotFoundError, StartupError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from tandem.clusterctl.admin_client import AdminClient
-
-_POLL_S = 0.1
-_QUIET_S = 10.0
-"""The admin port may be away for so long while we wait."""
 
 
 def look(admin: AdminClient, model: str = "") -> dict[str, Any]:
@@ -62,33 +59,18 @@ def wait(admin: AdminClient, model: str, timeout_s: float, written: Sequence[Rec
     `written`: the rollouts to finish. Another one in place of one of them, or a pause, raises
     ConflictError; one that stops by itself raises StartupError.
     """
-    if not timeout_s > 0:
-        raise ConfigError(f"--timeout is {timeout_s:g}", todo="Use more than 0 seconds")
-    ends_s, heard_s, told = time.monotonic() + timeout_s, time.monotonic(), ""
-    while True:
-        try:
-            rows = look(admin, model)["items"]
-            heard_s = time.monotonic()
-        except UnavailableError:
-            if time.monotonic() - heard_s > _QUIET_S:
-                raise
-            rows = []
+    check_positive("--timeout", timeout_s, "seconds")
+
+    def unfinished() -> list[str]:
+        rows = look(admin, model)["items"]
         if written is not None:
             _check_going(rows, {one["model"]: one["revision"] for one in written})
         going = [row for row in rows if row["phase"] == "rolling"]
-        if rows and not going:
-            return
-        text = "; ".join(map(in_a_line, going))
-        if time.monotonic() > ends_s:
-            raise DeadlineError(
-                f"the rollout is not over after {timeout_s:g} s",
-                why=text,
-                todo="it goes on; look at `clusterctl events`",
-            )
-        if text and text != told:
-            told = text
-            note(text)
-        time.sleep(_POLL_S)
+        if not rows:
+            return ["no model is listed"]
+        return ["; ".join(map(in_a_line, going))] if going else []
+
+    wait_until(unfinished, timeout_s, "the rollout is not over")
 
 
 def _check_going(rows: Sequence[Record], meant: Mapping[str, str]) -> None:
@@ -96,7 +78,7 @@ def _check_going(rows: Sequence[Record], meant: Mapping[str, str]) -> None:
         if row["model"] in meant and row["revision"] != meant[row["model"]]:
             why = f"{row['model']} was to become {meant[row['model']]}, and becomes {row['revision']}"
             todo = "look at `clusterctl events`"
-            raise ConflictError("somebody else changed the rollout meanwhile", why=why, todo=todo)
+            raise ConflictError("another writer changed the rollout meanwhile", why=why, todo=todo)
         if row["phase"] == "failed":
             todo = "go back with `clusterctl rollout undo`, or mend it and `clusterctl rollout resume`"
             what = f"the rollout of {row['model']} to {row['revision']} stopped"

@@ -1,12 +1,42 @@
-"""Comparison of desired and observed state, from the admin port's reports of both."""
+"""Waits until the cluster is as desired, by the admin port's reports of desired and observed state."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tandem.clusterctl.output import note
+from tandem.core.errors import DeadlineError, UnavailableError
+
+_POLL_S = 0.1
+_QUIET_S = 10.0
+"""The admin port may be away for so long while we wait."""
 Row = Mapping[str, Any]
+
+
+def wait_until(look: Callable[[], list[str]], timeout_s: float, unmet: str) -> None:
+    """Call `look` until it returns no difference; the first one is printed whenever it changes. DeadlineError `unmet`
+    after `timeout_s`, UnavailableError if the admin port does not answer for a while."""
+    ends_s, heard_s, told = time.monotonic() + timeout_s, time.monotonic(), ""
+    while True:
+        try:
+            missing = look()
+            heard_s = time.monotonic()
+        except UnavailableError:
+            if time.monotonic() - heard_s > _QUIET_S:
+                raise
+            missing = ["the admin port does not answer"]
+        if not missing:
+            return
+        if time.monotonic() > ends_s:
+            why, todo = "; ".join(missing[:4]), "it goes on; look at `clusterctl events`"
+            raise DeadlineError(f"{unmet} after {timeout_s:g} s", why=why, todo=todo)
+        if missing[0] != told:
+            told = missing[0]
+            note(told + (f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""))
+        time.sleep(_POLL_S)
 
 
 def restarting(changes: Sequence[Row], lives: Mapping[str, str]) -> dict[str, str]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _SILENT = {
     "off": 'the planner is off; `[planner] mode = "advise"` has it say what it would do',
-    "advise": "the planner has said nothing lately; the log of `clusterctl up` has the reason",
+    "advise": "the planner has not reported lately; the log of `clusterctl up` has the reason",
 }
 _UNMEASURED = "not measured: moving KV is taken to need no time"
 

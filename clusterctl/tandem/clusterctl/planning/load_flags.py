@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tandem.clusterctl.flags import check_positive
 from tandem.core.config import SloSection
 from tandem.core.errors import ConfigError
 
@@ -21,17 +22,15 @@ if TYPE_CHECKING:
 class LoadFlags:
     """A trace, or a rate and mean lengths; and the promises."""
 
-    trace: Annotated[Path | None, typer.Option(help="Requests of the past: .jsonl as Mooncake's, .csv as Azure's.")] = (
-        None
-    )
-    scale: Annotated[float, typer.Option(help="The trace's requests come so many times as fast.")] = 1.0
-    seconds: Annotated[float, typer.Option(help="Only the first so many of the trace; 0 = all of it.")] = 0.0
-    rate: Annotated[float, typer.Option(help="Without a trace: requests a second.")] = 0.0
-    isl: Annotated[int, typer.Option(help="Without a trace: tokens of a prompt, on average.")] = 0
-    osl: Annotated[int, typer.Option(help="Without a trace: tokens of an answer, on average.")] = 0
-    seed: Annotated[int, typer.Option(help="Of the requests that are made up.")] = 1
-    slo_ttft: Annotated[float, typer.Option(help="Seconds to the first token that are promised; 0 = none.")] = 2.0
-    slo_itl: Annotated[float, typer.Option(help="Seconds for each token after it; 0 = none.")] = 0.05
+    trace: Annotated[Path | None, typer.Option(help="Recorded requests: .jsonl as Mooncake's, .csv as Azure's.")] = None
+    scale: Annotated[float, typer.Option(help="Factor by which arrivals of the trace are sped up.")] = 1.0
+    seconds: Annotated[float, typer.Option(help="Use only the first seconds of the trace; 0 = all.")] = 0.0
+    rate: Annotated[float, typer.Option(help="Without a trace: requests per second.")] = 0.0
+    isl: Annotated[int, typer.Option(help="Without a trace: mean tokens of a prompt.")] = 0
+    osl: Annotated[int, typer.Option(help="Without a trace: mean tokens of an answer.")] = 0
+    seed: Annotated[int, typer.Option(help="Seed of generated requests.")] = 1
+    slo_ttft: Annotated[float, typer.Option(help="SLO: seconds to the first token; 0 = none.")] = 2.0
+    slo_itl: Annotated[float, typer.Option(help="SLO: seconds for each token after it; 0 = none.")] = 0.05
 
     @property
     def promise(self) -> SloSection:
@@ -45,11 +44,8 @@ class LoadFlags:
         asked = (self.rate, self.isl, self.osl)
         if self.trace is not None:
             if any(asked):
-                raise ConfigError(
-                    "both --trace and --rate, --isl or --osl are given", why="each says which requests come"
-                )
-            if not self.scale > 0:
-                raise ConfigError(f"--scale is {self.scale:g}", todo="Use more than 0")
+                raise ConfigError("both --trace and --rate, --isl or --osl are given", why="each defines the requests")
+            check_positive("--scale", self.scale)
             found = traces.read(self.trace).scaled(self.scale)
             found = found.first(self.seconds) if self.seconds > 0 else found
         elif all(value > 0 for value in asked):
@@ -58,7 +54,7 @@ class LoadFlags:
             )
         else:
             raise ConfigError(
-                "it is not said which requests come", why="they are a trace, or a rate and two lengths",
+                "no requests are given", why="they are a trace, or a rate and two lengths",
                 todo="Say --trace FILE, or --rate, --isl and --osl, each above 0",
             )  # fmt: skip
         if len(found.requests) < 2:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,10 +14,9 @@ import typer
 from tandem.clusterctl.commands import command_app, examples
 from tandem.clusterctl.exit_codes import Exit
 from tandem.clusterctl.flags import Where, flagged
-from tandem.clusterctl.output import Output, Record, note
+from tandem.clusterctl.output import Output, Record, note, progress_bar
 from tandem.clusterctl.planning import live_plan
 from tandem.clusterctl.planning.load_flags import LoadFlags, calibration
-from tandem.clusterctl.progress import progress_bar
 from tandem.clusterctl.suggestions import did_you_mean
 from tandem.core.errors import ConfigError
 from tandem.core.link_speed import rate
@@ -43,22 +42,22 @@ class Machines:
 
     hardware: Annotated[
         list[str] | None,
-        typer.Option(help="A class, and what an hour of one accelerator costs: h100=2.5. May be said again."),
+        typer.Option(help="A class, and the hourly price of one accelerator: h100=2.5. May be given several times."),
     ] = None
-    tp: Annotated[list[int] | None, typer.Option(help="Accelerators of a worker. May be said again.")] = None
+    tp: Annotated[list[int] | None, typer.Option(help="Accelerators of a worker. May be given several times.")] = None
     model: Annotated[str, typer.Option(help="The model's shapes, for rates by arithmetic.")] = "llama-3-8b"
     calibration: Annotated[
         Path | None, typer.Option(help="Measured rates of one worker, in place of --hardware and --model.")
     ] = None
-    accelerators: Annotated[int, typer.Option(help="No more than so many in all.")] = 16
+    accelerators: Annotated[int, typer.Option(help="Maximum number of accelerators.")] = 16
     link: Annotated[
         list[str] | None,
         typer.Option(
-            help="Bytes a second out of a worker and into one, and what that adds to an accelerator's hour: 20e9=0.3. "
-            "May be said again; 0 = as the hardware's is."
+            help="Bytes per second out of a worker and into one, and its hourly price per accelerator: 20e9=0.3. "
+            "May be given several times; 0 = as the hardware's is."
         ),
     ] = None
-    price: Annotated[float, typer.Option(help="An hour of one accelerator, where --hardware says none.")] = 1.0
+    price: Annotated[float, typer.Option(help="Hourly price of one accelerator, where --hardware gives none.")] = 1.0
 
 
 @app.command(
@@ -75,11 +74,11 @@ def plan(
     machines: Machines,
     where: Where,
     output: Output,
-    live: Annotated[bool, typer.Option("--live", help="Say what the planner of the running cluster thinks.")] = False,
-    target: Annotated[float, typer.Option(help="Share of the requests that must get what they are promised.")] = 0.95,
-    headroom: Annotated[float, typer.Option(help="It must hold at so many times the rate.")] = 1.1,
+    live: Annotated[bool, typer.Option("--live", help="Show the state of the planner of a running cluster.")] = False,
+    target: Annotated[float, typer.Option(help="Share of the requests that must keep the SLO.")] = 0.95,
+    headroom: Annotated[float, typer.Option(help="Factor on the rate at which the plan must still hold.")] = 1.1,
     hit_rate: Annotated[float, typer.Option(help="Share of every prompt that is cached.")] = 0.0,
-    window: Annotated[float, typer.Option(help="Seconds of a trace to plan for: its heaviest.")] = 300.0,
+    window: Annotated[float, typer.Option(help="Seconds of the heaviest window of a trace, to plan for.")] = 300.0,
 ) -> None:
     """Find the cheapest workers for a load: how many of each role, on which hardware, with how many ranks.
 
@@ -122,12 +121,7 @@ def plan(
     found = {
         "requests": trace.name,
         "planned_for": {"requests": len(requests), "seconds": span_s, "rate": len(requests) / span_s},
-        "promised": {
-            "ttft_s": load.promise.ttft_s,
-            "itl_s": load.promise.itl_s,
-            "target": target,
-            "headroom": headroom,
-        },
+        "promised": {**asdict(load.promise), "target": target, "headroom": headroom},
         "best": _offer(answer.best),
         "neighbours": [_offer(one) for one in answer.neighbours],
         "others": [_offer(one) for one in answer.others],
@@ -171,15 +165,13 @@ def _seen(trace: RequestLog, hit_rate: float) -> list[ObservedRequest]:
 
 def _kinds(machines: Machines) -> list[WorkerKind]:
     """Return every kind of worker that may be bought; ConfigError if there is none."""
-    import dataclasses
-
     from tandem.controlplane.planner.hardware import HARDWARE, MODELS, rates
     from tandem.controlplane.planner.offline import WorkerKind
-    from tandem.engine.tp_checks import SPOKEN_SIZES, TP_SIZES
+    from tandem.engine.model_config import SPOKEN_SIZES, TP_SIZES
 
     if machines.calibration is not None:
         if machines.hardware or machines.tp:
-            raise ConfigError("--calibration says all of the hardware", todo="Leave out --hardware and --tp")
+            raise ConfigError("--calibration replaces --hardware and --tp", todo="Leave out --hardware and --tp")
         found = [WorkerKind(hardware="measured", tp=1, rates=_measured(machines.calibration), price=_price(machines))]
     else:
         if machines.model not in MODELS:
@@ -202,9 +194,9 @@ def _kinds(machines: Machines) -> list[WorkerKind]:
     if not links:
         return found
     return [
-        dataclasses.replace(
+        replace(
             one, price=one.price + price, network=f"{speed:g}",
-            rates=dataclasses.replace(one.rates, link_bytes_per_s=speed or one.rates.link_bytes_per_s),
+            rates=replace(one.rates, link_bytes_per_s=speed or one.rates.link_bytes_per_s),
         )
         for speed, price in links.items()
         for one in found
@@ -222,7 +214,8 @@ def _links(said: Sequence[str]) -> dict[float, float]:
             one = -1.0, 0.0
         if not all(0 <= value < math.inf for value in one):
             raise ConfigError(
-                f"{text!r} is no link's bytes a second", todo="Write it like 20e9, or like 20e9=0.3 with a price"
+                f"{text!r} is not the speed of a link in bytes per second",
+                todo="Write it like 20e9, or like 20e9=0.3 with a price",
             )
         found[one[0]] = one[1]
     return found
@@ -240,7 +233,7 @@ def _priced(machines: Machines, known: Any) -> Iterator[tuple[str, float]]:
         except ValueError:
             paid = -1.0
         if not 0 < paid < math.inf:
-            raise ConfigError(f"the price of {text!r} is no number above 0", todo="Write it like h100=2.5")
+            raise ConfigError(f"the price of {text!r} is not a number above 0", todo="Write it like h100=2.5")
         yield name, paid
 
 
@@ -251,7 +244,7 @@ def _price(machines: Machines) -> float:
 
 
 def _measured(path: Path) -> Rates:
-    from tandem.controlplane.simulator.rates import calibrated
+    from tandem.controlplane.simulator.planner_rates import calibrated
     from tandem.core.prefill_queue import QueueRules
 
     return calibrated(calibration(path), QueueRules())
@@ -259,18 +252,12 @@ def _measured(path: Path) -> Rates:
 
 def _offer(offer: Offer) -> dict[str, Any]:
     fleet, seen = offer.fleet, offer.forecast
-    prefill, decode = fleet.prefill, fleet.decode
+    decode = _group(fleet.decode, fleet.decode_count)
     return {
         "fleet": str(fleet),
-        "prefill": None
-        if prefill is None
-        else {"count": fleet.prefill_count, "hardware": prefill.hardware, "tp": prefill.tp},
-        "decode": None
-        if prefill is None
-        else {"count": fleet.decode_count, "hardware": decode.hardware, "tp": decode.tp},
-        "mixed": {"count": fleet.decode_count, "hardware": decode.hardware, "tp": decode.tp}
-        if prefill is None
-        else None,
+        "prefill": None if fleet.prefill is None else _group(fleet.prefill, fleet.prefill_count),
+        "decode": None if fleet.prefill is None else decode,
+        "mixed": decode if fleet.prefill is None else None,
         "link_bytes_per_s": fleet.link_bytes_per_s,
         "accelerators": fleet.accelerators,
         "price_per_hour": fleet.price,
@@ -278,10 +265,12 @@ def _offer(offer: Offer) -> dict[str, Any]:
         "output_price_per_million": offer.output_price,
         "attained": seen.attained,
         "reaches_target": offer.reaches_target,
-        "ttft_p90_s": seen.ttft_p90_s,
-        "itl_p90_s": seen.itl_p90_s,
-        "prefill_busy": seen.prefill_busy,
+        **{name: getattr(seen, name) for name in ("ttft_p90_s", "itl_p90_s", "prefill_busy")},
     }
+
+
+def _group(kind: WorkerKind, count: int) -> dict[str, Any]:
+    return {"count": count, "hardware": kind.hardware, "tp": kind.tp}
 
 
 def _show(found: Record, console: Console) -> None:

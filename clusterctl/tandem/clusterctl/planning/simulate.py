@@ -11,10 +11,8 @@ import typer
 
 from tandem.clusterctl.commands import command_app, examples
 from tandem.clusterctl.flags import flagged
-from tandem.clusterctl.out_files import check_picture
-from tandem.clusterctl.output import Output, Record, note
+from tandem.clusterctl.output import Output, Record, check_picture, note, progress_bar
 from tandem.clusterctl.planning.load_flags import LoadFlags, calibration
-from tandem.clusterctl.progress import progress_bar
 from tandem.core.config import SloSection
 from tandem.core.errors import ConfigError
 
@@ -25,11 +23,11 @@ if TYPE_CHECKING:
 
 _MADE_UP = 500
 
-app = command_app(help="Play requests to clusters on virtual time.")
+app = command_app(help="Simulate clusters under a load, on virtual time.")
 
 Calibrated = Annotated[Path | None, typer.Option("--calibration", help="Measured rates; without it, an H100's.")]
-Workers = Annotated[int, typer.Option(help="Workers in all.")]
-Picture = Annotated[Path | None, typer.Option(help="Where a picture goes: .svg, .png or .pdf.")]
+Workers = Annotated[int, typer.Option(help="Total number of workers.")]
+Picture = Annotated[Path | None, typer.Option(help="Output file of a picture: .svg, .png or .pdf.")]
 
 
 @app.command(
@@ -80,14 +78,14 @@ def splits(
 @flagged
 def map_(
     output: Output,
-    prompt: Annotated[list[int] | None, typer.Option(help="Tokens of a prompt. May be said again.")] = None,
-    answer: Annotated[list[int] | None, typer.Option(help="Tokens of an answer. May be said again.")] = None,
-    load: Annotated[list[float] | None, typer.Option(help="Share of what the workers could do at most.")] = None,
-    link: Annotated[list[float] | None, typer.Option(help="Bytes a second between two workers.")] = None,
+    prompt: Annotated[list[int] | None, typer.Option(help="Tokens of a prompt. May be given several times.")] = None,
+    answer: Annotated[list[int] | None, typer.Option(help="Tokens of an answer. May be given several times.")] = None,
+    load: Annotated[list[float] | None, typer.Option(help="Share of the workers' maximum load.")] = None,
+    link: Annotated[list[float] | None, typer.Option(help="Bytes per second between two workers.")] = None,
     workers: Workers = 4,
-    requests: Annotated[int, typer.Option(help="At every point of the map.")] = 150,
-    slo_ttft: Annotated[float, typer.Option(help="Seconds to the first token that are promised.")] = 2.0,
-    slo_itl: Annotated[float, typer.Option(help="Seconds for each token after it.")] = 0.05,
+    requests: Annotated[int, typer.Option(help="Requests at every point of the map.")] = 150,
+    slo_ttft: Annotated[float, typer.Option(help="SLO: seconds to the first token.")] = 2.0,
+    slo_itl: Annotated[float, typer.Option(help="SLO: seconds for each token after it.")] = 0.05,
     calibration_file: Calibrated = None,
     picture: Picture = None,
 ) -> None:

@@ -1,86 +1,99 @@
-"""The shapes of documents about the desired state, its changes and events; see kinds.py."""
+"""The shapes of documents about a cluster to be started, the desired state, its changes and events; see kinds.py."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
-Role = Literal["prefill", "decode", "mixed"]
+from tandem.clusterctl.confirm import EffectKind
+from tandem.core.desired import DesiredState, Pool
+from tandem.core.desired_changes import RecordChange
+from tandem.core.state_enums import RoleName
 
 
-class WantedPool(TypedDict):
-    name: str
+class StartModel(TypedDict):
+    """`path` None: it would be fetched, and was not looked for."""
+
     model: str
-    role: Role
+    path: str | None
+    served_names: list[str]
+
+
+class StartPool(TypedDict):
+    """`threads`: of each of the `tp` ranks of each of the `count` workers. `kv_…`: of each worker; None = it is
+    computed where the worker starts. With `is_kv_automatic` they are computed from the memory that is free now."""
+
+    model: str
+    role: RoleName
     count: int
-    revision: str
     tp: int
+    threads: int
     hardware: str
+    engine: str
+    is_kv_automatic: bool
+    kv_memory_bytes: int | None
+    kv_tokens: int | None
+    kv_contexts: float | None
 
 
-class WantedMember(TypedDict):
-    """`drain_deadline_s` null: the record's."""
+class Start(TypedDict):
+    """`is_complete`: all was checked that `up` checks; not where a model would be fetched. Ports: 0 = any free one.
+    `redis` None: a private server. `settings`: those that differ from the defaults."""
 
-    worker_id: str
-    pool: str
-    role: Role
-    is_cordoned: bool
-    restart_generation: int
-    revision: str
-    drain_deadline_s: float | None
+    is_dry_run: bool
+    is_complete: bool
+    cluster: str
+    state_dir: str
+    launcher: Literal["local", "ray"]
+    redis: str | None
+    host: str
+    port: int
+    grpc_port: int
+    admin_port: int
+    cores: int
+    models: list[StartModel]
+    pools: list[StartPool]
+    settings: dict[str, Any]
 
 
-class WantedRevision(TypedDict):
-    """`settings`: by their place in the configuration, such as worker.chunk_tokens."""
+class Join(TypedDict):
+    """`host` None: the address by which this machine reaches the head."""
+
+    is_dry_run: bool
+    address: str
+    host: str | None
+    cpus: int
+    gpus: int
+    hardware: str
+    token_file: str | None
+
+
+class ModelDocument(TypedDict):
+    """A model with a name. `path` None: it was not fetched. `size_bytes`: of its files. `is_default`: `up` without
+    `--model` serves it."""
 
     name: str
-    model: str
-    model_path: str
-    settings: dict[str, str]
+    state: Literal["bundled", "fetched", "available"]
+    path: str | None
+    size_bytes: int
+    license: str
+    about: str
+    is_default: bool
 
 
-class WantedRollout(TypedDict):
-    """`sizes`: by pool, how many workers there are to be."""
+class ModelsDocument(TypedDict):
+    """`folder`: where those that were fetched are; None = nowhere."""
 
-    model: str
-    revision: str
-    previous: str
-    sizes: dict[str, int]
-    phase: Literal["rolling", "paused", "failed", "done"]
-    reason: str
-    is_undo: bool
-    max_surge: int
-    max_unavailable: int
-
-
-class DesiredDocument(TypedDict):
-    version: int
-    pools: list[WantedPool]
-    members: list[WantedMember]
-    max_ranks: int
-    drain_deadline_s: float
-    is_stopped: bool
-    revisions: list[WantedRevision]
-    rollouts: list[WantedRollout]
-
-
-class WorkerChange(TypedDict):
-    deed: Literal["start", "stop", "flip", "drain", "uncordon", "restart"]
-    worker_id: str
-    detail: str
+    folder: str | None
+    models: list[ModelDocument]
 
 
 class ChangeDocument(TypedDict):
     is_dry_run: bool
     is_changed: bool
-    before: DesiredDocument
-    after: DesiredDocument
-    changes: list[WorkerChange]
-
-
-class DeedDone(TypedDict):
-    deed: Literal["create", "set", "stop", "revoke", "release"]
-    subject: str
-    detail: str
+    before: DesiredState
+    after: DesiredState
+    changes: list[RecordChange]
 
 
 class Effect(TypedDict):
@@ -88,7 +101,7 @@ class Effect(TypedDict):
 
     is_dry_run: bool
     is_changed: bool
-    changes: list[DeedDone]
+    changes: list[EffectKind]
 
 
 class Event(TypedDict):
@@ -101,7 +114,8 @@ class Event(TypedDict):
     reason: str
 
 
-class PoolRow(WantedPool):
+@dataclass(frozen=True, kw_only=True)
+class PoolRow(Pool):
     ready: int
 
 
@@ -169,4 +183,6 @@ class Worker(WorkerRow):
     events: list[Event]
 
 
-CHANGING = (ChangeDocument, Effect, Event, PoolList, RolloutList, WorkerList, Worker)
+OPERATING = (
+    ChangeDocument, Effect, Event, PoolList, RolloutList, WorkerList, Worker, Start, Join, ModelsDocument,
+)  # fmt: skip

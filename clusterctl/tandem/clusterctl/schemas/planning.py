@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, TypedDict
+from typing import TypedDict
+
+from tandem.core.config import SloSection
 
 
 class PlannedWorkers(TypedDict):
@@ -51,11 +53,6 @@ class PlanDocument(TypedDict):
     replays: int
 
 
-class PromiseDocument(TypedDict):
-    ttft_s: float
-    itl_s: float
-
-
 class SplitFigures(TypedDict):
     split: str
     goodput_per_s: float
@@ -68,7 +65,7 @@ class SplitSweep(TypedDict):
     requests: str
     rate: float
     calibration: str
-    promised: PromiseDocument
+    promised: SloSection
     best: str
     splits: list[SplitFigures]
 
@@ -89,7 +86,7 @@ class MapPoint(TypedDict):
 class DisaggregationMap(TypedDict):
     calibration: str
     workers: int
-    promised: PromiseDocument
+    promised: SloSection
     points: list[MapPoint]
 
 
@@ -135,4 +132,4 @@ class LivePlan(TypedDict):
     plan: PlannerWord | None
 
 
-PLANNED: Final[tuple[Any, ...]] = (PlanDocument, SplitSweep, DisaggregationMap, LivePlan)
+PLANNED = (PlanDocument, SplitSweep, DisaggregationMap, LivePlan)

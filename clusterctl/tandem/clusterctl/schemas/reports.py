@@ -1,44 +1,11 @@
-"""Shapes of documents about one request, logs, settings, checks and loads; kinds.py lists them."""
+"""Shapes of documents about chats, settings, checks and loads; kinds.py lists them."""
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, TypedDict
+from typing import Any, TypedDict
 
-
-class TraceSpan(TypedDict):
-    span: Literal["wait", "queue", "prefill", "transfer", "decode"]
-    worker: str
-    attempt: int
-    start_s: float
-    end_s: float
-
-
-class TraceMoment(TypedDict):
-    at_s: float
-    attempt: int
-    what: str
-    prefill: str
-    decode: str
-    why: str
-
-
-class TraceDocument(TypedDict):
-    request: str
-    router: str
-    model: str
-    outcome: str
-    is_over: bool
-    error: str
-    reason: str
-    began_at_s: float
-    duration_s: float
-    prompt_tokens: int
-    cached_tokens: int | None
-    output_tokens: int
-    attempts: int
-    handoff: dict[str, float] | None
-    spans: list[TraceSpan]
-    moments: list[TraceMoment]
+from tandem.clusterctl.doctor.findings import Finding
+from tandem.clusterctl.meta.settings import Setting
 
 
 class ChatUsage(TypedDict):
@@ -78,24 +45,10 @@ class Chat(TypedDict):
     handoff: dict[str, float] | None
 
 
-class DoctorFinding(TypedDict):
-    check: str
-    verdict: Literal["ok", "warning", "error", "skipped"]
-    what: str
-    fix: str
-
-
 class Doctor(TypedDict):
     errors: int
     warnings: int
-    findings: list[DoctorFinding]
-
-
-class LogRecordDocument(TypedDict):
-    member: str
-    time: str
-    level: str
-    text: str
+    findings: list[Finding]
 
 
 class Config(TypedDict):
@@ -110,17 +63,8 @@ class ConfigCheck(TypedDict):
     is_valid: bool
 
 
-class ConfigKey(TypedDict):
-    key: str
-    type: str
-    default: Any
-    bound: str
-    flag: str
-    text: str
-
-
 class ConfigKeys(TypedDict):
-    settings: list[ConfigKey]
+    settings: list[Setting]
 
 
 class Spread(TypedDict):
@@ -179,4 +123,4 @@ class Replay(Bench):
     """Of a trace."""
 
 
-REPORTS: Final = (TraceDocument, Chat, Doctor, Bench, Replay, LogRecordDocument, Config, ConfigCheck, ConfigKeys)
+REPORTS = (Chat, Doctor, Bench, Replay, Config, ConfigCheck, ConfigKeys)

@@ -18,7 +18,7 @@ from tandem.core.desired import DesiredState, DesiredWorker
 from tandem.core.desired_changes import with_members
 from tandem.core.errors import ConfigError
 from tandem.core.ids import WorkerId
-from tandem.core.lifecycle import RoleName
+from tandem.core.state_enums import RoleName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +126,7 @@ class _RecordDraft:
 
     def forget_the_gone(self) -> None:
         for home in self._homes.all:
-            gone = [each for each in self._members() if self._is_gone(each) and self._home_of_gone(each) is home]
+            gone = self._gone(home)
             lowered = self._lowered_by(home, gone)
             for member in gone:
                 if lowered is None:
@@ -138,7 +138,7 @@ class _RecordDraft:
                     self._put(member, self._vacancy(member, home), "its pod is gone, and another one is to come")
 
     def leave_to_autoscalers(self) -> None:
-        for member in self._members():
+        for member in self.state.members:
             pod = self._live.get(member.worker_id)
             is_vacancy = pod is None and self._homes.by_name(member.worker_id) is None
             home = self._homes.of_vacancy(self.state, member) if is_vacancy else None
@@ -155,7 +155,8 @@ class _RecordDraft:
         waiting = [pod for pod in self._live.values() if self._can_come(pod)]
         for pod in sorted(waiting, key=lambda pod: (pod.was_member(self.state.version), pod.name)):
             role, home = self._sight.registered[pod.name], self._homes.of_pod(pod)
-            here = [m for m in self._members() if self._is_vacancy(m) and self._home_of_vacancy(m) is home]
+            vacancies = [member for member in self.state.members if self._is_vacancy(member)]
+            here = [member for member in vacancies if self._homes.of_vacancy(self.state, member) is home]
             here.sort(key=lambda member: (member.role is not role, member.worker_id))
             if here:
                 vacancy = here[0]
@@ -169,20 +170,13 @@ class _RecordDraft:
 
     # ---- below -----------------------------------------------------------------------------------------------------
 
-    def _members(self) -> tuple[DesiredWorker, ...]:
-        return self.state.members
-
-    def _is_gone(self, member: DesiredWorker) -> bool:
-        return member.worker_id not in self._live and self._homes.by_name(member.worker_id) is not None
-
-    def _home_of_gone(self, member: DesiredWorker) -> Home | None:
-        return self._homes.by_name(member.worker_id)
+    def _gone(self, home: Home) -> list[DesiredWorker]:
+        """Return the members that lost their pods of that pool."""
+        members = [member for member in self.state.members if member.worker_id not in self._live]
+        return [member for member in members if self._homes.by_name(member.worker_id) is home]
 
     def _is_vacancy(self, member: DesiredWorker) -> bool:
         return member.worker_id not in self._live and self._homes.by_name(member.worker_id) is None
-
-    def _home_of_vacancy(self, member: DesiredWorker) -> Home | None:
-        return self._homes.of_vacancy(self.state, member)
 
     def _can_come(self, pod: WorkerPod) -> bool:
         return pod.name in self._sight.registered and not pod.is_victim and self.state.member(pod.name) is None
@@ -192,8 +186,7 @@ class _RecordDraft:
         Where the scale is ours, by pods listed after this version of the record was read: a mark may come late."""
         if home.is_scaled_here and home.pool not in self._sight.replicas:
             return False
-        is_unclear = any(self._is_gone(member) and self._home_of_gone(member) is home for member in self._members())
-        return not is_unclear and not (pod.was_member(self.state.version) and home.is_scaled_here)
+        return not self._gone(home) and not (pod.was_member(self.state.version) and home.is_scaled_here)
 
     def _lowered_by(self, home: Home, gone: Sequence[DesiredWorker]) -> int | None:
         """Return by how many the wanted pods are fewer than the members were; None = not known yet. Members with pods
@@ -214,15 +207,14 @@ class _RecordDraft:
 
     def _vacancy(self, member: DesiredWorker, home: Home) -> DesiredWorker:
         own = next((pool.name for pool in self.state.pools if pool.role is home.role), member.pool)
-        taken = {each.worker_id for each in self._members()}
+        taken = {each.worker_id for each in self.state.members}
         name = next(name for number in itertools.count() if (name := WorkerId(f"{own}-{number}")) not in taken)
         return DesiredWorker(worker_id=name, pool=member.pool, role=member.role)
 
     def _put(self, old: DesiredWorker | None, new: DesiredWorker | None, why: str, *, of: str = "") -> bool:
         """Put `new` in the place of `old`; False if the record cannot be so. A replacement changes no numbers."""
-        both = (
-            [new if each is old else each for each in self._members()] if old is not None else [*self._members(), new]
-        )
+        both = [new if each is old else each for each in self.state.members]
+        both += [new] if old is None else []
         after = with_members(self.state, [each for each in both if each is not None])
         if old is None or new is None:
             try:

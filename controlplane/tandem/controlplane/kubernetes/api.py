@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 import httpx
@@ -86,9 +85,7 @@ class KubernetesApi:
     async def __aenter__(self) -> KubernetesApi:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._client.aclose()
 
     async def pods(self, selector: str) -> PodList:
@@ -251,9 +248,9 @@ def _check(status: int, message: str) -> None:
     if status == httpx.codes.NOT_FOUND:
         raise NotFoundError("Kubernetes does not know it", why=why)
     if status == httpx.codes.CONFLICT:
-        raise ConflictError("somebody else changed it first", why=why)
+        raise ConflictError("another writer changed it first", why=why)
     if status == httpx.codes.UNPROCESSABLE_ENTITY:
-        raise ConflictError("it is no longer what the change was made for, or may not be so", why=why)
+        raise ConflictError("the object has changed, or the change is not valid", why=why)
     if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
         todo = "see that the controller's Role and RoleBinding are there"
         raise UnavailableError("the Kubernetes API refuses the controller", why=why, todo=todo)

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from tandem.controlplane.kubernetes.adoption import Home, Homes, PodTargets
 from tandem.controlplane.kubernetes.api import ExpiredError, KubernetesApi
 from tandem.controlplane.kubernetes.pods import COST, LOWEST_COST, MEMBER, POOL, ROLE, WorkerPod, read, staying
-from tandem.controlplane.launcher import RunningWorker, WorkerExited, WorkerReport, WorkerSpec
+from tandem.controlplane.launcher import LauncherBase, RunningWorker, WorkerExited, WorkerSpec
 from tandem.core.errors import ConflictError, NotFoundError, TandemError
 from tandem.core.ids import WorkerId
-from tandem.core.lifecycle import RoleName
 from tandem.core.logs import event
+from tandem.core.state_enums import RoleName
 
 log = logging.getLogger(__name__)
 
@@ -32,10 +32,11 @@ _TAKEN: Final = 1024
 _BACKOFF_S: Final = (0.5, 1.0, 2.0, 5.0)
 
 
-class KubernetesLauncher:
+class KubernetesLauncher(LauncherBase):
     """A launcher over the pods that `selector` finds. `run` it in a task, beside its controller."""
 
     def __init__(self, api: KubernetesApi, selector: str, homes: Homes, *, model: str) -> None:
+        super().__init__()
         self._api, self._selector, self._homes, self._model = api, selector, homes, model
         self._pods: dict[WorkerId, WorkerPod] = {}
         self._replicas: dict[str, tuple[int, int]] = {}
@@ -48,7 +49,6 @@ class KubernetesLauncher:
         """Since which version, also where it does not stand on the pod yet."""
         self._victims: set[WorkerId] = set()
         self._taken: dict[WorkerId, None] = {}
-        self._reports: asyncio.Queue[WorkerReport] = asyncio.Queue()
         self._changed, self._moved = asyncio.Event(), asyncio.Condition()
         self._on_change: Callable[[], None] = lambda: None
         self.is_listed = False
@@ -119,10 +119,6 @@ class KubernetesLauncher:
             for pod in staying(self.pods)
             if pod.was_member(self._wanted.version) and (home := self._homes.of_pod(pod)) is not None
         ]
-
-    async def watch(self) -> AsyncIterator[WorkerReport]:
-        while True:
-            yield await self._reports.get()
 
     # ---- following the pods ----------------------------------------------------------------------------------------
 
@@ -319,5 +315,5 @@ def _readable(pods: Iterable[Mapping[str, Any]]) -> list[WorkerPod]:
         try:
             found.append(read(pod))
         except ValueError as error:
-            event(log, "a pod that is no worker's", logging.WARNING, why=str(error))
+            event(log, "a pod is not that of a worker", logging.WARNING, why=str(error))
     return found

@@ -11,7 +11,7 @@ from tandem.core.desired import DesiredState
 from tandem.core.errors import TandemError
 from tandem.core.events import EventKind, EventSink
 from tandem.core.ids import WorkerId
-from tandem.core.lifecycle import RoleName
+from tandem.core.state_enums import RoleName
 
 Save = Callable[[DesiredState, int], Awaitable[bool]]
 """Writes a state if the stored version is that one; False = it was changed concurrently."""

@@ -7,17 +7,17 @@ desired state ───┴──▶ Watch.observe ──▶ Observation, or Uncl
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tandem.controlplane.planner.observer import MeasuredRates, RecentRequests, WorkerReport
+from tandem.controlplane.planner.observer import MeasuredRates, RecentRequests
 from tandem.controlplane.planner.records import Observation, ObservedRequest, Rates, RoleSplit, Rules
 from tandem.core.config import SloSection
 from tandem.core.demand import RouterDemand, WorkerSeen
 from tandem.core.desired import DesiredState, roles_of
 from tandem.core.desired_changes import WorkerLoad
 from tandem.core.ids import WorkerId
-from tandem.core.lifecycle import RoleName
+from tandem.core.state_enums import RoleName
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Watch:
         if not every:
             return Unclear("no router says what is asked of it")
         workers = latest_workers(every)
-        self._rates.note(_reports(workers.values()))
+        self._rates.note(workers.values())
         rates = self._rates.rates
         promises = min(every, key=lambda heard: heard.age_s).demand.promises
         recent = self._recent(every, now_s)
@@ -119,14 +119,6 @@ def loads(every: Sequence[RouterDemand]) -> Mapping[WorkerId, WorkerLoad]:
 
 def _promises_anything(promise: SloSection | None) -> bool:
     return promise is not None and bool(promise.ttft_s or promise.itl_s)
-
-
-def _reports(workers: Iterable[WorkerSeen]) -> Iterator[WorkerReport]:
-    for one in workers:
-        yield WorkerReport(
-            role=one.role, prefill_speed=one.prefill_speed, decoding_sequences=one.decoding_sequences,
-            decode_step_s=one.decode_step_s, decode_sequence_s=one.decode_sequence_s,
-        )  # fmt: skip
 
 
 def _with_kv(rates: Rates, workers: Iterable[WorkerSeen], every: Sequence[RouterDemand]) -> Rates:

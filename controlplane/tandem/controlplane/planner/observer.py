@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from tandem.controlplane.planner.records import ObservedRequest, Rates
-from tandem.core.lifecycle import RoleName
+from tandem.core.demand import WorkerSeen
 from tandem.core.prefill_queue import PrefillSpeed
+from tandem.core.state_enums import RoleName
 
 _STEPS = 512
 _ENOUGH = 8
@@ -83,17 +84,6 @@ class RecentRequests:
         ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerReport:
-    """The part of a worker's load report with its rates; 0 = not measured."""
-
-    role: RoleName
-    prefill_speed: PrefillSpeed
-    decoding_sequences: int = 0
-    decode_step_s: float = 0.0
-    decode_sequence_s: float = 0.0
-
-
 class MeasuredRates:
     """Rates from reports. The cost of a sequence in a decode step is fitted to steps with few and with many of them,
     also of different workers; while none differ, the workers' own figure is taken."""
@@ -107,9 +97,9 @@ class MeasuredRates:
     def rates(self) -> Rates:
         return self._now
 
-    def note(self, reports: Iterable[WorkerReport]) -> None:
+    def note(self, workers: Iterable[WorkerSeen]) -> None:
         """Take in a report of every worker that is there."""
-        given = list(reports)
+        given = list(workers)
         speeds = [one.prefill_speed for one in given if one.role is not RoleName.DECODE]
         speeds = [speed for speed in speeds if speed.tokens_per_s > 0]
         decoding = [one for one in given if one.decode_step_s > 0 and one.decoding_sequences]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tandem.controlplane.planner.records import Forecast, ObservedRequest, Rates, RoleSplit
-from tandem.controlplane.planner.replay import forecast
+from tandem.controlplane.planner.split_forecast import forecast
 from tandem.core.config import SloSection
 
 HOUR_S = 3600.0

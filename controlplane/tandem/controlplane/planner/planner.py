@@ -16,11 +16,11 @@ from tandem.controlplane.planner.records import (
     RoleSplit,
     Rules,
 )
-from tandem.controlplane.planner.replay import forecast
+from tandem.controlplane.planner.split_forecast import forecast
 from tandem.core.config import PlannerMode
 from tandem.core.errors import ConfigError
-from tandem.core.lifecycle import RoleName
 from tandem.core.link_speed import rate
+from tandem.core.state_enums import RoleName
 
 
 class Planner:
@@ -82,7 +82,7 @@ class Planner:
         if 0 < rules.budget < current.total:
             fewer = [look.at(split, rules.headroom) for split in splits.shrunk(current, rules.budget)]
             why = f"{current.total} workers are above the budget of {rules.budget}"
-            why += "" if rules.is_scaling else ", and without `is_scaling` somebody else has to stop some"
+            why += "" if rules.is_scaling else ", and without `is_scaling` an operator has to stop some"
             return self._change(
                 look, _first(fewer, current), now_s, why, self._wish, is_advice=not rules.is_scaling
             )  # fmt: skip

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, fields
 
 from tandem.core.config import PlannerMode, PlannerSection, SloSection
 from tandem.core.errors import ConfigError
-from tandem.core.lifecycle import RoleName
 from tandem.core.prefill_queue import UNMEASURED, PrefillSpeed, QueueRules
+from tandem.core.state_enums import RoleName
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tandem.controlplane.planner.records import RoleSplit
-from tandem.core.lifecycle import RoleName
+from tandem.core.state_enums import RoleName
 
 ALL_UP_TO = 16
 """Workers, up to which every split, and every total, is examined."""

@@ -20,10 +20,10 @@ import ray
 import ray.exceptions
 import ray.util
 
-from tandem.controlplane import gpu_memory
+from tandem.controlplane import gpu_free_check
 from tandem.controlplane.ray import placement
-from tandem.controlplane.ray.messages import DriverConfig, Order, PlacedOrder, to_json
-from tandem.controlplane.ray.placement import NoPlaceError, WorkerPlacement
+from tandem.controlplane.ray.messages import DriverConfig, Order, PlacedOrder, say, to_json
+from tandem.controlplane.ray.placement import NoPlaceError, WorkerPlacement, result
 from tandem.core import config_loader
 from tandem.core.errors import TandemError
 
@@ -80,7 +80,7 @@ class Following:
         if self._place is None:
             return
         try:
-            await asyncio.wait_for(_result(self._place.agent.stop.remote(grace_s)), grace_s + _STOP_SLACK_S)
+            await asyncio.wait_for(result(self._place.agent.stop.remote(grace_s)), grace_s + _STOP_SLACK_S)
         except (ray.exceptions.RayError, TimeoutError):
             await self._place.leave()
 
@@ -96,10 +96,10 @@ class Following:
             charge = PlacedOrder(
                 order=self._order,
                 gpus=tuple(gpus),
-                gpu_wait_s=min(gpu_memory.WAIT_S, self._config.place_timeout_s),
+                gpu_wait_s=min(gpu_free_check.WAIT_S, self._config.place_timeout_s),
                 controller_ip=ray.util.get_node_ip_address(),
             )
-            await _result(place.agent.begin.remote(to_json(charge), self._secret))
+            await result(place.agent.begin.remote(to_json(charge), self._secret))
         self._place = place
         return await self._listen(place, after)
 
@@ -114,7 +114,7 @@ class Following:
         heard_s = clock()
         while True:
             try:
-                reports = await asyncio.wait_for(_result(place.agent.listen.remote(after, _LISTEN_S)), _SILENCE_S)
+                reports = await asyncio.wait_for(result(place.agent.listen.remote(after, _LISTEN_S)), _SILENCE_S)
             except (ray.exceptions.ActorUnavailableError, TimeoutError):
                 if clock() - heard_s >= _SILENCE_S:
                     raise SilentAgentError(f"its agent has not answered for {_SILENCE_S:g} s") from None
@@ -189,7 +189,7 @@ async def _main(config: DriverConfig) -> None:
     lines = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
-    await Driver(config, _say).run(lines)
+    await Driver(config, say).run(lines)
 
 
 def main() -> int:
@@ -205,17 +205,12 @@ def main() -> int:
             logging_level=logging.ERROR,
         )
     except (TandemError, ray.exceptions.RayError, RuntimeError, ConnectionError, ValueError) as error:
-        _say({"fatal": _in_a_line(error)})
+        say({"fatal": _in_a_line(error)})
         return 1
-    _say({"attached": config.address})
+    say({"attached": config.address})
     asyncio.run(_main(config))
     ray.shutdown()
     return 0
-
-
-def _say(message: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(message) + "\n")
-    sys.stdout.flush()
 
 
 def _is_loss(error: BaseException) -> bool:
@@ -232,10 +227,6 @@ def _in_a_line(error: BaseException) -> str:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         return f"its agent died: {lines[-1][:300] if lines else 'Ray does not say why'}"
     return " ".join(str(error).split())[:400] or type(error).__name__
-
-
-async def _result(ref: Any) -> Any:
-    return await asyncio.wrap_future(ref.future())
 
 
 if __name__ == "__main__":

@@ -9,21 +9,13 @@ import importlib.util
 import json
 import logging
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from tandem.controlplane.child_process import ChildProcess, message_in
 from tandem.controlplane.environment import Environment
-from tandem.controlplane.launcher import (
-    RunningWorker,
-    WorkerExited,
-    WorkerProgress,
-    WorkerReady,
-    WorkerReport,
-    WorkerSpec,
-)
+from tandem.controlplane.launcher import LauncherBase, RunningWorker, WorkerExited, WorkerProgress, WorkerSpec
 from tandem.controlplane.ray.messages import DriverConfig, Order, from_json
 from tandem.controlplane.ray.ray_env import ray_variables
 from tandem.controlplane.state_dir import HeldState
@@ -65,7 +57,7 @@ class _LaunchedWorker:
     grace_s: float | None = None
 
 
-class RayLauncher:
+class RayLauncher(LauncherBase):
     """A launcher over the Ray cluster at `address`. `async with` it: leaving ends its workers."""
 
     def __init__(
@@ -81,11 +73,11 @@ class RayLauncher:
         arguments: Sequence[str] = WORKER_ARGUMENTS,
         hurry: asyncio.Event | None = None,
     ) -> None:
+        super().__init__()
         self._held, self._environment, self._hurry = held, environment, hurry
         self._cluster, self._address, self._token_file, self._node_ip = cluster, address, token_file, node_ip
         self._place_timeout_s, self._arguments = place_timeout_s, tuple(arguments)
         self._workers: dict[WorkerId, _LaunchedWorker] = {}
-        self._reports: asyncio.Queue[WorkerReport] = asyncio.Queue()
         self._driver: ChildProcess | None = None
         self._was_attached = self._is_attached = False
         self._keeping: asyncio.Task[None] | None = None
@@ -94,9 +86,7 @@ class RayLauncher:
         self._keeping = asyncio.create_task(self._keep_driver())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._keeping is not None
         try:
             for worker_id in self._workers:
@@ -147,7 +137,7 @@ class RayLauncher:
                 self._tell({"stop": worker_id, "grace_s": 0.0})
                 await asyncio.wait([gone], timeout=_LEAVE_S)
             if not gone.done():
-                raise TimeoutError("Ray has not ended it, or does not say so")
+                raise TimeoutError("Ray has not ended it, or does not report it")
         finally:
             gone.cancel()
             if hurried is not None:
@@ -155,10 +145,6 @@ class RayLauncher:
 
     async def running(self) -> Sequence[RunningWorker]:
         return [worker.running for worker in self._workers.values()]
-
-    async def watch(self) -> AsyncIterator[WorkerReport]:
-        while True:
-            yield await self._reports.get()
 
     @property
     def nodes(self) -> dict[WorkerId, str] | None:
@@ -252,12 +238,8 @@ class RayLauncher:
             worker.heard, worker.node = 0, str(ip)
             on = f"on {ip}" + (f", GPU {', '.join(gpus)}" if gpus else "")
             self._reports.put_nowait(WorkerProgress(worker_id, f"it has a place {on}"))
-        elif "progress" in said:
-            self._reports.put_nowait(WorkerProgress(worker_id, str(said["progress"])))
-        elif "ready" in said:
-            details = said["ready"] if isinstance(said["ready"], dict) else {}
+        elif self._pass_on(worker_id, said):
             worker.running = dataclasses.replace(worker.running, is_ready=True)
-            self._reports.put_nowait(WorkerReady(worker_id, details))
 
     def _take_over(self, worker_id: WorkerId, order: Order) -> None:
         """Take over a worker of a controller that is gone and that no later order named: it is ours from now on."""

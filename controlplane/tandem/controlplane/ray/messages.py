@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -71,7 +73,13 @@ def from_json(text: str, kind: type[T]) -> T:
     try:
         data = json.loads(text)
     except ValueError as error:
-        raise ConfigError("an order is no JSON", why=str(error)) from None
+        raise ConfigError("an order is not JSON", why=str(error)) from None
     if not isinstance(data, dict):
-        raise ConfigError("an order is no object")
+        raise ConfigError("an order is not an object")
     return config_loader.from_mapping(data, kind, source="an order")
+
+
+def say(message: Mapping[str, Any]) -> None:
+    """Write a message as a line of JSON on the standard output, for the process that started this one."""
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()

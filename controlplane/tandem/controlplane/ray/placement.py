@@ -38,7 +38,7 @@ class WorkerPlacement:
         """Return its agent's response to a question without arguments; None if it gives none, or knows no such
         question."""
         try:
-            return str(await asyncio.wait_for(_result(getattr(self.agent, what).remote()), _AGENT_TIMEOUT_S))
+            return str(await asyncio.wait_for(result(getattr(self.agent, what).remote()), _AGENT_TIMEOUT_S))
         except (ray.exceptions.RayError, TimeoutError, AttributeError):  # an older agent lacks some of the methods
             return None
 
@@ -107,8 +107,8 @@ async def take(
     try:
         await _await_group(group, {key: amount * tp for key, amount in bundle.items()}, order, timeout_s, say)
         agent = _agent(name, group, has_gpu="GPU" in bundle)
-        first = await asyncio.wait_for(_result(agent.place.remote()), _AGENT_TIMEOUT_S)
-        others = [_result(_gpus_of(group, rank)) for rank in range(1, tp)] if "GPU" in bundle else []
+        first = await asyncio.wait_for(result(agent.place.remote()), _AGENT_TIMEOUT_S)
+        others = [result(_gpus_of(group, rank)) for rank in range(1, tp)] if "GPU" in bundle else []
         gpus = [gpu for found in await asyncio.gather(*others) for gpu in found]
     except BaseException as error:
         await _remove(group)
@@ -187,7 +187,8 @@ def _gpus_of(group: Any, rank: int) -> Any:
     return ray.remote(own_gpus).options(num_cpus=0, num_gpus=1, scheduling_strategy=strategy).remote()
 
 
-async def _result(ref: Any) -> Any:
+async def result(ref: Any) -> Any:
+    """Wait for the result of a call of Ray."""
     return await asyncio.wrap_future(ref.future())
 
 

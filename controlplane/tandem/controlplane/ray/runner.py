@@ -18,12 +18,12 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from tandem.controlplane import gpu_memory
-from tandem.controlplane.bundled import NAME, bundled_model
+from tandem.controlplane import gpu_free_check
+from tandem.controlplane.child_process import end_reason
 from tandem.controlplane.environment import Environment
-from tandem.controlplane.named_models import fetched_file
+from tandem.controlplane.model_catalog import BUNDLED, bundled_model, fetched_file
+from tandem.controlplane.ray.end_processes import end_group
 from tandem.controlplane.ray.messages import Order, PlacedOrder
-from tandem.controlplane.ray.processes import end_group
 from tandem.controlplane.ray.ray_env import without_ray
 from tandem.controlplane.ray.scratch_dir import OF_AGENT, OwnedFolder, sweep
 from tandem.controlplane.state_dir import StateDir
@@ -123,7 +123,7 @@ class RayWorkerRunner:
                 reason = self._run(charge)
             except StartupError as error:
                 reason = error.message
-            except gpu_memory.HeldGpuError as error:
+            except gpu_free_check.HeldGpuError as error:
                 reason, is_unplaced = str(error), True
             except OSError as error:
                 reason = f"it could not be started on {self._ip}: {error}"
@@ -177,14 +177,11 @@ class RayWorkerRunner:
                 break
             except subprocess.TimeoutExpired:
                 if self._is_orphan():
-                    log.warning("nobody has listened for %g s: the worker ends", self._orphan_s)
+                    log.warning("no controller has listened for %g s: the worker ends", self._orphan_s)
                     threading.Thread(target=self.stop, args=(ORPHAN_GRACE_S,), daemon=True).start()
         end_group()
         reader.join(_LATE_OUTPUT_S)
-        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-        last = _last_line(log_file, log_start)
-        where = f"(log: {log_file} on {self._ip})"
-        return said[0] if said else f"{how}; its last line: {last[:300]} {where}" if last else f"{how} {where}"
+        return said[0] if said else end_reason(code, log_file, log_start, f" on {self._ip}")
 
     def _read(self, log_file: Path, said: list[str]) -> None:
         """Keep its reports; `said` gets the reason why it cannot go on, if it reports one."""
@@ -235,7 +232,7 @@ class RayWorkerRunner:
         path = Path(charge.order.config.model_dir)
         if path.exists():
             return path
-        if path.name == NAME:
+        if path.name == BUNDLED:
             try:
                 return bundled_model()
             except ModelError:
@@ -251,12 +248,12 @@ class RayWorkerRunner:
     def _await_gpus(self, charge: PlacedOrder) -> None:
         """Return once the GPUs are free, or it is to stop: memory of an earlier worker takes a moment to be freed.
         HeldGpuError where another process goes on holding them."""
-        patience = gpu_memory.GpuMemoryWait(charge.gpu_wait_s, where=f"on {self._ip}")
-        while charge.gpus and (holds := gpu_memory.occupied(charge.gpus)):
+        patience = gpu_free_check.GpuMemoryWait(charge.gpu_wait_s, where=f"on {self._ip}")
+        while charge.gpus and (holds := gpu_free_check.occupied(charge.gpus)):
             if news := patience.note(holds):
                 self._report({"progress": news})
             with self._changed:
-                if self._changed.wait_for(lambda: self._is_stopping, timeout=gpu_memory.LOOK_EVERY_S):
+                if self._changed.wait_for(lambda: self._is_stopping, timeout=gpu_free_check.LOOK_EVERY_S):
                     return
 
     def _write(self, folder: Path, charge: PlacedOrder) -> Path:
@@ -277,13 +274,3 @@ class RayWorkerRunner:
         state = StateDir(environment.state_root, charge.order.config.cluster)
         state.log_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         return state.log_file(charge.order.config.worker_id)
-
-
-def _last_line(log_file: Path, start: int) -> str:
-    try:
-        with log_file.open("rb") as output:
-            output.seek(max(start, log_file.stat().st_size - 8192))
-            lines = output.read().decode(errors="replace").split("\n")
-    except OSError:
-        return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")

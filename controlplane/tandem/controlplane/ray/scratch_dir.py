@@ -8,7 +8,6 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from types import TracebackType
 
 OF_AGENT, OF_RAY = "tandem-agent-", "tandem-ray-"
 """Prefixes: the folder of an agent's worker, where the sockets of its machine go, and that of Ray, in /tmp."""
@@ -29,9 +28,7 @@ class OwnedFolder:
     def __enter__(self) -> Path:
         return self.path
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -147,10 +147,12 @@ def read(path: Path) -> Calibration:
     except (OSError, ValueError) as error:
         raise ConfigError(f"the calibration {path} cannot be read", why=str(error)) from error
     if not isinstance(record, dict):
-        raise ConfigError(f"the calibration {path} is no object", why="it must be a JSON object of settings")
+        raise ConfigError(f"the calibration {path} is not an object", why="it must be a JSON object of settings")
     inner = record.get("calibration", record)
     if not isinstance(inner, dict):
-        raise ConfigError(f"the calibration {path} is no object", why="`calibration` must be a JSON object of settings")
+        raise ConfigError(
+            f"the calibration {path} is not an object", why="`calibration` must be a JSON object of settings"
+        )
     return from_record({"name": path.stem, **inner})
 
 
@@ -161,7 +163,7 @@ def from_record(record: Mapping[str, Any]) -> Calibration:
     except KeyError as error:
         raise ConfigError("the calibration has a row that lacks a key", why=f"there is no {error}") from error
     except (TypeError, ValueError, OverflowError) as error:
-        raise ConfigError("the calibration has a value that is no number", why=str(error)) from error
+        raise ConfigError("the calibration has a value that is not a number", why=str(error)) from error
 
 
 def _made(values: dict[str, Any]) -> Calibration:

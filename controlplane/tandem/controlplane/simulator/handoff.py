@@ -6,18 +6,38 @@ retried here. Quota, reservation, preemption for tickets and admission are the r
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from functools import partial
 from typing import Protocol
 
 from tandem.controlplane.simulator.events import Action, EventQueue
-from tandem.controlplane.simulator.links import Wires
 from tandem.controlplane.simulator.simulated_request import SimulatedRequest
 from tandem.controlplane.simulator.worker import VirtualWorker
 from tandem.core.ids import WorkerId
 from tandem.core.ledger import Holder, HoldKind
-from tandem.workercore import fetch_quota
+from tandem.workercore import peer_block_quota
+
+
+class Wires:
+    """Links of workers, each with one way out and one way in of `bytes_per_s` each; a transfer needs both."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self.bytes_per_s = bytes_per_s
+        self._out_free_s: defaultdict[WorkerId, float] = defaultdict(float)
+        self._in_free_s: defaultdict[WorkerId, float] = defaultdict(float)
+        self.sent_bytes: defaultdict[tuple[WorkerId, WorkerId], float] = defaultdict(float)
+
+    def send(
+        self, sender: WorkerId, receiver: WorkerId, size_bytes: float, *, from_s: float, last_s: float, parts: int = 1
+    ) -> float:
+        """Return when the last byte is there. The bytes come into being in `parts`, the first of them at `from_s` and
+        the last one at `last_s`."""
+        took_s = size_bytes / self.bytes_per_s
+        out_s = self._out_free_s[sender] = max(self._out_free_s[sender], from_s) + took_s
+        in_s = self._in_free_s[receiver] = max(self._in_free_s[receiver], from_s) + took_s
+        self.sent_bytes[sender, receiver] += size_bytes
+        return max(out_s, in_s, last_s + took_s / parts)
 
 
 class Client(Protocol):
@@ -187,7 +207,7 @@ class DecodeSide(WholeSide):
 
     def _is_over_quota(self, flight: SimulatedRequest) -> bool:
         held = sum(len(f.tables[0]) for f in self._reserved.values() if f.prefill == flight.prefill)
-        return fetch_quota.is_over([held], [self._needs(flight)], [self.worker.space.total_blocks()])
+        return peer_block_quota.is_over([held], [self._needs(flight)], [self.worker.space.total_blocks()])
 
     def _needs(self, flight: SimulatedRequest) -> int:
         return self.worker.space.blocks_for(flight.request.prompt_tokens)
@@ -197,8 +217,7 @@ class DecodeSide(WholeSide):
         preempted_s = scheduler.oldest_preempted_s
         if scheduler.is_starved or (preempted_s is not None and preempted_s <= arrival_s):
             return False
-        scheduler.reserved_sequences = len(self._reserved)
-        if not scheduler.has_turn_for(1, arrival_s):
+        if not scheduler.has_turn_for(1, arrival_s, len(self._reserved)):
             return False
         if self._reserve(flight):
             return True

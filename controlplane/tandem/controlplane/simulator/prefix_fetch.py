@@ -20,7 +20,7 @@ from tandem.core.block_hash import BlockHash
 from tandem.core.ids import BlockId
 from tandem.core.ledger import Holder, HoldKind
 from tandem.router.routing.plan import FetchSource
-from tandem.workercore import fetch_quota
+from tandem.workercore import peer_block_quota
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class Fetches:
             self._next(fetch.flight, fetch.hashes, fetch.sources)
             return
         is_short = scheduler.has_preempted or scheduler.is_starved
-        is_over = fetch_quota.is_over([self._held_blocks], [count], [self._ledger.num_blocks])
+        is_over = peer_block_quota.is_over([self._held_blocks], [count], [self._ledger.num_blocks])
         room = None
         if not is_short and not is_over:
             room = space.reserve(fetch.receiver, hashes, count, scheduler.running_sequences)

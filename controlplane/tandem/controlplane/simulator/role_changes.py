@@ -12,18 +12,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from tandem.controlplane.planner.observer import MeasuredRates, RecentRequests, WorkerReport
+from tandem.controlplane.planner.observer import MeasuredRates, RecentRequests
 from tandem.controlplane.planner.planner import Planner
 from tandem.controlplane.planner.records import Decision, Observation, RoleSplit, Rules
 from tandem.controlplane.simulator.events import EventQueue
-from tandem.controlplane.simulator.rates import known
+from tandem.controlplane.simulator.planner_rates import known
 from tandem.controlplane.simulator.setup import Setup
 from tandem.controlplane.simulator.simulated_request import SimulatedRequest
 from tandem.controlplane.simulator.simulated_router import SimulatedRouter
 from tandem.controlplane.simulator.traces import TraceRequest
 from tandem.controlplane.simulator.worker import VirtualWorker
+from tandem.core.demand import WorkerSeen
 from tandem.core.ids import WorkerId
-from tandem.core.lifecycle import RoleName
+from tandem.core.state_enums import RoleName
 
 LOOK_S = 0.02
 """Interval of the checks for a drained worker."""
@@ -155,9 +156,10 @@ class PlannerLoop:
         if self._is_going():
             self._events.after(self._setup.plan_every_s, self._decide)
 
-    def _report(self, worker: VirtualWorker) -> WorkerReport:
+    def _report(self, worker: VirtualWorker) -> WorkerSeen:
         load = worker.load()
-        return WorkerReport(
-            role=worker.role_name, prefill_speed=load.prefill_speed, decoding_sequences=load.decoding_sequences,
-            decode_step_s=load.decode_step_s, decode_sequence_s=load.decode_sequence_s,
+        return WorkerSeen(
+            worker=worker.worker, role=worker.role_name, prefill_speed=load.prefill_speed,
+            decoding_sequences=load.decoding_sequences, decode_step_s=load.decode_step_s,
+            decode_sequence_s=load.decode_sequence_s,
         )  # fmt: skip

@@ -22,17 +22,25 @@ from tandem.core.config import AdmissionSection
 from tandem.core.errors import TandemError
 from tandem.core.ids import Incarnation, WorkerId
 from tandem.core.kv_compatibility import KVProfile
-from tandem.core.lifecycle import RoleName
+from tandem.core.state_enums import RoleName
 from tandem.engine.request import CacheEvent
-from tandem.router.admission.admission_controller import ANSWER_TOKENS, POLL_S, AdmissionController, AdmissionRequest
-from tandem.router.admission.capacity import CapacityCheck, ResourceDemand
-from tandem.router.admission.slo import SloTerms
-from tandem.router.routing.fetch_sources import with_sources
-from tandem.router.routing.inflight_load import InFlightWork, Outstanding, sent
-from tandem.router.routing.output_lengths import AnswerLengths
+from tandem.router.admission.admission_controller import (
+    ANSWER_TOKENS,
+    POLL_S,
+    AdmissionController,
+    CapacityCheck,
+    QueuedRequest,
+)
+from tandem.router.routing.cost_model import with_sources
+from tandem.router.routing.observed_traffic import (
+    AnswerLengths,
+    ComputingShare,
+    InFlightWork,
+    Outstanding,
+    Popularity,
+    sent,
+)
 from tandem.router.routing.plan import Candidate, Job, Plan, has_choice
-from tandem.router.routing.prefill_utilization import ComputingShare
-from tandem.router.routing.prefix_popularity import Popularity
 from tandem.statestore.index.block_table import BlockTable
 from tandem.statestore.index.replica import DEFAULT_MAX_BYTES
 from tandem.statestore.index.speculation import Holder, Speculation
@@ -102,15 +110,17 @@ class SimulatedRouter:
             go()
             return
         job = self.job(request)
-        arrived = AdmissionRequest(
-            terms=SloTerms(),
-            need=ResourceDemand(prompt_tokens=job.prompt_tokens, choices=1),
-            cost=job.prompt_tokens + min(job.max_tokens, ANSWER_TOKENS),
-            arrived_s=job.now_s,
-            deadline_s=math.inf,
-        )
         self._admission.enter(
-            arrived, lambda: self._compute_s(request, hashes), go, _refused, partial(self._alone, request, hashes)
+            QueuedRequest(
+                prompt_tokens=job.prompt_tokens,
+                choices=1,
+                cost=job.prompt_tokens + min(job.max_tokens, ANSWER_TOKENS),
+                arrived_s=job.now_s,
+                grant=go,
+                refuse=_refused,
+                compute_time=lambda: self._compute_s(request, hashes),
+                alone=partial(self._alone, request, hashes),
+            )
         )
 
     def job(self, request: TraceRequest) -> Job:
@@ -215,13 +225,13 @@ class SimulatedRouter:
     def _new_admission(self, rules: AdmissionSection) -> AdmissionController:
         room = CapacityCheck(rules, lambda: self._itl_s)
 
-        def has_room(_: str, need: ResourceDemand) -> bool:
+        def has_room(_: str, request: QueuedRequest) -> bool:
             now_s = self._events.now_s()
             self._read_all(now_s)
-            return room.is_there(need, self._known.values(), now_s)
+            return room.is_there(request, self._known.values(), now_s)
 
-        def has_place(worker: WorkerId, need: ResourceDemand) -> bool:
-            return room.is_there_whole(need, self._known[worker], self._events.now_s())
+        def has_place(worker: WorkerId, request: QueuedRequest) -> bool:
+            return room.is_there_whole(request, self._known[worker], self._events.now_s())
 
         patient = dataclasses.replace(rules, max_waiting=_MAX_WAITING)
         return AdmissionController(patient, self._events, has_room, _Uncounted(), self._pump_soon, has_place=has_place)
@@ -343,7 +353,7 @@ class _Uncounted:
 
 
 def _refused(error: TandemError) -> None:
-    raise RuntimeError("somebody was turned away who may wait for ever") from error
+    raise RuntimeError("a request without a deadline was refused") from error
 
 
 def _shared(hashes: Sequence[BlockHash], held: Mapping[WorkerId, int], expected: Mapping[Holder, int]) -> bytes:

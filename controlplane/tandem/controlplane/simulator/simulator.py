@@ -8,8 +8,7 @@ from functools import partial
 
 from tandem.controlplane.planner.records import Decision
 from tandem.controlplane.simulator.events import EventQueue
-from tandem.controlplane.simulator.handoff import DecodeSide, PrefillSide, SimulatedNetwork, WholeSide
-from tandem.controlplane.simulator.links import Wires
+from tandem.controlplane.simulator.handoff import DecodeSide, PrefillSide, SimulatedNetwork, WholeSide, Wires
 from tandem.controlplane.simulator.prefix_fetch import Fetches
 from tandem.controlplane.simulator.role_changes import Flip, PlannerLoop, RoleChanger
 from tandem.controlplane.simulator.setup import Setup
@@ -20,7 +19,7 @@ from tandem.controlplane.simulator.worker import VirtualWorker
 from tandem.core.block_hash import BlockHash
 from tandem.core.errors import ConfigError
 from tandem.core.ids import WorkerId
-from tandem.core.lifecycle import RoleName
+from tandem.core.state_enums import RoleName
 from tandem.engine.request import CacheEvent, RequestKind
 
 

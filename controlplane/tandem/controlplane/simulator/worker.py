@@ -22,9 +22,9 @@ from tandem.controlplane.simulator.simulated_request import SimulatedRequest, Wo
 from tandem.core.block_hash import BlockHash
 from tandem.core.handoff import ChoiceState
 from tandem.core.ids import ChoiceIndex, WorkerId
-from tandem.core.lifecycle import FinishReason, RoleName
 from tandem.core.prefill_queue import FIRST_COME, QueueRules, condensed
 from tandem.core.sampling import SamplingParams
+from tandem.core.state_enums import FinishReason, RoleName
 from tandem.engine.block_manager import BlockSpace
 from tandem.engine.request import CacheEvent, EngineRequest, RequestKind
 from tandem.engine.scheduler import Scheduler, StepItem, StepPlan

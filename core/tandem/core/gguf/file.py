@@ -106,7 +106,7 @@ def _mapped(path: Path) -> mmap.mmap:
         why = getattr(error, "strerror", None) or str(error)
         raise ModelError(f"cannot read {path}", why=why, todo="check the path") from error
     why = f"it has {size} bytes" if size < _HEAD_BYTES else f"it begins with {magic!r}, not {MAGIC!r}"
-    raise ModelError(f"{path} is no GGUF file", why=why, todo="give a GGUF file, or download it again")
+    raise ModelError(f"{path} is not a GGUF file", why=why, todo="give a GGUF file, or download it again")
 
 
 def _check_version(cursor: Cursor) -> None:

@@ -85,7 +85,7 @@ class GgufSlice:
             one.indices(size) for one, size in zip((rows, columns), self.get_shape(), strict=True)
         )
         if start % self.stored.kind.block or stop % self.stored.kind.block:
-            raise ValueError(f"columns {start} to {stop} are no whole blocks of {self.stored.kind.block}")
+            raise ValueError(f"columns {start} to {stop} do not align with blocks of {self.stored.kind.block}")
         return _taken(self._stored()[:, self._bytes(start, stop)], self._rows(first, last)).clone()
 
     def _numbers(self, rows: Rows, start: int, stop: int) -> Tensor:

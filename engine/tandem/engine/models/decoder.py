@@ -19,21 +19,24 @@ from torch import Tensor
 from torch.nn import functional
 
 from tandem.core.errors import ModelError
-from tandem.engine.gpt_oss_config import BiasedExpertsConfig
+from tandem.engine.experts_config import BiasedExpertsConfig
 from tandem.engine.latent_config import NORM_EPS, LatentShape
-from tandem.engine.linear import Linear, make_linear
-from tandem.engine.model_config import ModelConfig
-from tandem.engine.models.activations import ACTIVATE, REPEATABLE
-from tandem.engine.models.experts import ROUTERS, ExpertParameters, Experts, expert_parameters, pack_experts
+from tandem.engine.linear import Linear, Quantizer, make_linear
+from tandem.engine.model_config import ModelConfig, check_tp
+from tandem.engine.models.experts import (
+    ExpertParameters,
+    Experts,
+    expert_parameters,
+    grouped_experts,
+    pack_experts,
+)
 from tandem.engine.models.gpt_oss_experts import biased_expert_parameters, clamped_gate
-from tandem.engine.models.grouped_experts import grouped_experts
 from tandem.engine.models.latent import LatentAttention, LatentParameters
-from tandem.engine.models.mlp import Mlp, MlpParameters, beside, mlp_parameters
+from tandem.engine.models.mlp import ACTIVATE, REPEATABLE, Mlp, MlpParameters, beside, mlp_parameters
 from tandem.engine.models.quantized_weights import QuantisedWeights
 from tandem.engine.models.rope import rotation_table
+from tandem.engine.models.routing import ROUTERS
 from tandem.engine.parallel import SingleRank, TensorGroup
-from tandem.engine.quantizing import Quantizer
-from tandem.engine.tp_checks import check_tp
 from tandem.engine.weights import Parameter, TensorPart, TensorSplit, load_weights
 from tandem.kernels.backend import REFERENCE, uses_triton
 from tandem.kernels.fused_layer import DenseLayers, DenseRow, LayerParts, PagedRows, fuse, join

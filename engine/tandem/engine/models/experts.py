@@ -13,18 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tandem.engine.experts_config import ExpertsConfig
+from tandem.engine.experts_config import BiasedExpertsConfig, ExpertsConfig
 from tandem.engine.linear import Linear
-from tandem.engine.models.group_routing import CorrectedSigmoidRouter, GroupedSoftmaxRouter
 from tandem.engine.models.mlp import MakeParameter, MlpParameters, mlp_parameters
-from tandem.engine.models.routing import ChosenSoftmaxRouter, Router, Routing, SoftmaxRouter
+from tandem.engine.models.routing import Router, Routing
 from tandem.engine.weights import ExpertEntry, Parameter, TensorPart, TensorSplit
+from tandem.kernels.expert_mlp import ExpertWeights, GateActivation, expert_mlp
 
-ROUTERS: dict[str, Callable[[ExpertsConfig, Linear, Tensor | None], Router]] = {
-    "softmax": SoftmaxRouter, "chosen_softmax": ChosenSoftmaxRouter, "softmax by groups": GroupedSoftmaxRouter,
-    "sigmoid by groups": CorrectedSigmoidRouter,
-}  # fmt: skip
-"""By `ExpertsConfig.routing`; made of the experts, the product that scores them, and the correction, or None."""
 _IN_FP32 = ("softmax by groups", "sigmoid by groups")
 """Routings that compute scores in fp32, whatever the model's dtype."""
 
@@ -131,6 +126,30 @@ def _weighted_sum(answers: Tensor, place: Tensor, routing: Routing) -> Tensor:
         total = part if total is None else total.add_(part)
     assert total is not None
     return total
+
+
+def grouped_experts(
+    router: Router, of: ExpertParameters, experts: ExpertsConfig, activation: str, *, has_down_bias: bool
+) -> Linear:
+    """The same as one operation over all experts, where there is a kernel: their rows are not asked of the host.
+
+    x [T, hidden] to this rank's part of the answers, owned by the caller; the weights of `of` stay where they are.
+    `activation` is the model's, for experts that have none of their own; with `has_down_bias` this rank adds the bias.
+    """
+    gate = GateActivation(kind=activation)
+    if isinstance(experts, BiasedExpertsConfig):
+        gate = GateActivation(kind="clamped", alpha=experts.alpha, limit=experts.limit)
+    weights = ExpertWeights(
+        count=experts.count, gate_up=of.gate_up.tensor, down=of.down.tensor, gate=gate,
+        gate_up_bias=None if of.gate_up_bias is None else of.gate_up_bias.tensor,
+        down_bias=of.down_bias.tensor if of.down_bias is not None and has_down_bias else None,
+    )  # fmt: skip
+
+    def answers(x: Tensor) -> Tensor:
+        routing = router(x)
+        return expert_mlp(x, routing.experts, routing.weights, weights)
+
+    return answers
 
 
 def pack_experts(weight: Tensor, count: int, make: Callable[..., Linear], bias: Tensor | None = None) -> list[Linear]:

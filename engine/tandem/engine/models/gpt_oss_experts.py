@@ -16,11 +16,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tandem.engine.gpt_oss_config import BiasedExpertsConfig
+from tandem.engine.experts_config import MXFP4_GROUP, BiasedExpertsConfig
 from tandem.engine.models.experts import ExpertParameters
 from tandem.engine.models.mlp import MakeParameter
-from tandem.engine.mxfp4 import GROUP, GROUP_BYTES, dequantize_mxfp4
 from tandem.engine.weights import Checkpoint, Parameter, TensorPart, TensorSplit
+
+GROUP_BYTES = MXFP4_GROUP // 2
+_POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_VALUES = (*_POSITIVE, *(-value for value in _POSITIVE))
+_BIAS = 127
+
 
 StackParameter = Callable[..., Parameter]
 """`Parameter.on_meta` for the model's dtype and ranks."""
@@ -59,14 +64,35 @@ class StackedExpert:
     def _unpacked(self, checkpoint: Checkpoint, rows: slice, columns: slice, dtype: torch.dtype) -> Tensor:
         """A rank's columns may begin and end within a group."""
         assert self.columns is not None
-        shape = (self.count, self.rows, self.columns // GROUP)
-        groups = slice(columns.start // GROUP, -(-columns.stop // GROUP))
+        shape = (self.count, self.rows, self.columns // MXFP4_GROUP)
+        groups = slice(columns.start // MXFP4_GROUP, -(-columns.stop // MXFP4_GROUP))
         blocks, scales = (
             checkpoint.slice_of(key, of)[self.index, rows, groups]
             for key, of in zip(self.keys, ((*shape, GROUP_BYTES), shape), strict=True)
         )
-        first = columns.start - groups.start * GROUP
+        first = columns.start - groups.start * MXFP4_GROUP
         return dequantize_mxfp4(blocks, scales, dtype)[:, first : first + columns.stop - columns.start]
+
+
+def dequantize_mxfp4(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """Unpack numbers of 4 bits with a scale a group: [..., groups · 32] in `dtype`, exact where it has them.
+
+        blocks   uint8 [..., groups, 16]   two numbers a byte, the lower half first: sign, exponent of two bits, one bit
+        scales   uint8 [..., groups]       the power of two that a group is multiplied by, plus 127
+
+    Else rounded once. OCP Microscaling Formats 1.0, sections 5.2 and 5.4. Raises TypeError unless both are uint8,
+    ValueError if their shapes do not belong together.
+    """
+    if blocks.dtype is not torch.uint8 or scales.dtype is not torch.uint8:
+        raise TypeError(f"blocks and scales must be uint8, got {blocks.dtype} and {scales.dtype}")
+    if blocks.shape != (*scales.shape, GROUP_BYTES):
+        raise ValueError(
+            f"blocks are {list(blocks.shape)}, scales {list(scales.shape)}: a group has {GROUP_BYTES} bytes"
+        )
+    halves = torch.stack((blocks & 0x0F, blocks >> 4), -1).flatten(-2)
+    values = torch.tensor(_VALUES, dtype=dtype, device=blocks.device)
+    numbers = values.index_select(0, halves.flatten().int()).view(halves.shape)
+    return torch.ldexp(numbers, scales[..., None].int() - _BIAS).to(dtype).flatten(-2)
 
 
 def biased_expert_parameters(

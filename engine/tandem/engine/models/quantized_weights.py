@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tandem.engine.linear import Linear
+from tandem.engine.linear import Linear, Quantizer
 from tandem.engine.models.experts import ExpertParameters
-from tandem.engine.quantizing import Quantizer
 from tandem.engine.weights import Parameter
 from tandem.kernels.quantized_linear import QuantizedWeight
 

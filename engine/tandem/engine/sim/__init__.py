@@ -5,9 +5,8 @@ into the token's KV slot of every layer, plane and head, each in its own disguis
 digest over the KV of the whole context, read back through the block tables: any wrong, stale, missing, misplaced or
 partial block changes the answer. Block size, chunking, batching, TP and KV dtype do not.
 
-    arithmetic  the hashes, the digest, the choice of a token; the oracle, which uses no blocks
-    content     a hash as floats that survive float32 ↔ bfloat16 ↔ float16 exactly (a lossy codec changes answers)
-    pool        one KV group on one rank: writing slots, judging blocks
-    exchange    gathers the ranks' digests (the only importer of torch, for gloo)
-    runner      the engine's `Runner`, with modelled durations
+    arithmetic         the hashes, the digest, the choice of a token; the oracle, which uses no blocks
+    pool               one KV group on one rank: writing slots as floats that every lossless codec keeps, judging blocks
+    digest_all_gather  gathers the ranks' digests (the only importer of torch, for gloo)
+    runner             the engine's `Runner`, with modelled durations
 """

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from tandem.core.handoff import TokenLogprob
 from tandem.core.sampling import SamplingParams
-from tandem.engine.choice_sampling import ChoiceSampling
+from tandem.engine.sampling_state import ChoiceSampling
 
 START = 0x7A6E_D035_16C4_9B01
 """The hash before the first token."""
@@ -132,14 +132,3 @@ def expected_tokens(
         before = mix(before, token)
         value = fold(value, (before,))
     return tokens
-
-
-def expected_prompt_logprobs(
-    prompt: Sequence[int], vocab_size: int, params: SamplingParams, *, groups: int = 1
-) -> list[TokenLogprob]:
-    """The oracle of `prompt_logprobs`: of every prompt token but the first."""
-    value, found = 0, []
-    for each, token in zip(chain(START, prompt), prompt[1:], strict=False):
-        value = fold(value, (each,))
-        found.append(prompt_logprob(combine([value] * groups), token, params, vocab_size))
-    return found

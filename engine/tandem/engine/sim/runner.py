@@ -10,12 +10,11 @@ from tandem.core.clock import Clock, MonotonicClock
 from tandem.core.config import SimSection
 from tandem.core.kv_layout import KVLayout
 from tandem.core.prefill_queue import attended
-from tandem.engine.runner_protocol import Ahead, LayersStored
-from tandem.engine.sampling_types import Sampled, SampleRow
+from tandem.engine.request import TokenOutput
+from tandem.engine.runner_protocol import Ahead, LayersStored, SampleRow, SeqSlice, StepBatch
 from tandem.engine.sim.arithmetic import chain, choose, combine, prompt_logprob, report_logprob
-from tandem.engine.sim.exchange import gather
+from tandem.engine.sim.digest_all_gather import gather
 from tandem.engine.sim.pool import SimPool
-from tandem.engine.step_batch import SeqSlice, StepBatch
 
 if TYPE_CHECKING:
     from tandem.engine.parallel import TensorGroup
@@ -35,36 +34,26 @@ class SimRunner:
         group: TensorGroup | None = None, clock: Clock | None = None,
     ) -> None:  # fmt: skip
         self.layout, self.max_model_len, self.group = layout, max_model_len, group
-        self._vocab_size, self._eos_token_ids = vocab_size, tuple(eos_token_ids)
+        self.vocab_size, self.eos_token_ids = vocab_size, tuple(eos_token_ids)
         self._timing, self._clock = timing or SimSection(), clock or MonotonicClock()
         rank = group.rank if group is not None else 0
         self.pools = tuple(
             SimPool(spec, count, tp=layout.tp, rank=rank)
             for spec, count in zip(layout.groups, num_blocks, strict=True)
         )  # fmt: skip
+        self.num_blocks = tuple(num_blocks)
         self._layers = sum(len(spec.layers) for spec in layout.groups)
         self._layer_group = layer_group or self._layers
         self._pause = threading.Event()  # never set: waiting for it lets other threads run
-
-    @property
-    def vocab_size(self) -> int:
-        return self._vocab_size
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        return self._eos_token_ids
-
-    @property
-    def num_blocks(self) -> tuple[int, ...]:
-        """Blocks in the pool of each KV group."""
-        return tuple(pool.num_blocks for pool in self.pools)
 
     @property
     def ahead(self) -> Ahead | None:
         """None: its steps are over when they return."""
         return None
 
-    def step(self, batch: StepBatch, rows: Sequence[SampleRow], on_layers: LayersStored | None = None) -> list[Sampled]:
+    def step(
+        self, batch: StepBatch, rows: Sequence[SampleRow], on_layers: LayersStored | None = None
+    ) -> list[TokenOutput]:
         """Write, read back, wait, choose. Raises ValueError if the batch contradicts itself or leaves the context.
 
         A rank that fails after that aborts its group, for the others wait for its digests.
@@ -109,8 +98,8 @@ class SimRunner:
             raise ValueError(f"{len(batch.token_ids)} tokens, {len(batch.positions)} positions, {tokens} in sequences")
         if not 0 <= min(batch.positions) <= max(batch.positions) < self.max_model_len:
             raise ValueError(f"positions must be from 0 to {self.max_model_len - 1}, got {max(batch.positions)}")
-        if not 0 <= min(batch.token_ids) <= max(batch.token_ids) < self._vocab_size:
-            raise ValueError(f"token ids must be from 0 to {self._vocab_size - 1}")
+        if not 0 <= min(batch.token_ids) <= max(batch.token_ids) < self.vocab_size:
+            raise ValueError(f"token ids must be from 0 to {self.vocab_size - 1}")
         for sequence in batch.sequences:
             for spec, table in zip(self.layout.groups, sequence.block_tables, strict=True):
                 if len(table) < spec.blocks_for(sequence.context_tokens):
@@ -147,15 +136,15 @@ class SimRunner:
             for row in batch.logit_rows
         ]
 
-    def _sample(self, digest: int, row: SampleRow) -> Sampled:
+    def _sample(self, digest: int, row: SampleRow) -> TokenOutput:
         sampling, params = row.sampling, row.sampling.params
         if row.token is not None:
-            return Sampled(row.token, prompt_logprob(digest, row.token, params, self._vocab_size))
+            return TokenOutput(row.token, prompt_logprob(digest, row.token, params, self.vocab_size))
         token = choose(
-            digest, params, sampling.choice, row.index, vocab_size=self._vocab_size, eos_token_ids=self._eos_token_ids,
-            banned=sampling.banned(row.index, self._vocab_size) if sampling.has_mask else (),
+            digest, params, sampling.choice, row.index, vocab_size=self.vocab_size, eos_token_ids=self.eos_token_ids,
+            banned=sampling.banned(row.index, self.vocab_size) if sampling.has_mask else (),
         )  # fmt: skip
-        return Sampled(token, report_logprob(token, params, self._vocab_size))
+        return TokenOutput(token, report_logprob(token, params, self.vocab_size))
 
     def _wait_until(self, when_s: float) -> None:
         while (left_s := when_s - self._clock.now_s()) > 0:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from tandem.kernels.attention_reference import AttentionSpec
 from tandem.kernels.deterministic_attention.reference import KEY_TILE, paged_attention_deterministic_reference
 from tandem.kernels.layer_view import check_attention_arguments, check_cu_seqlens
-from tandem.kernels.packed_attention import AttentionSpec
 
 __all__ = ["KEY_TILE", "paged_attention_deterministic"]
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tandem.kernels.attention_reference import AttentionSpec
 from tandem.kernels.layer_view import gather_tokens
-from tandem.kernels.packed_attention import AttentionSpec
 
 QUERY_TILE = 8
 KEY_TILE = 128

@@ -1,13 +1,13 @@
 /* x · weightᵀ on the CPU in bfloat16. The order of a row's sums depends on the weight's shape alone: not on the number of
    rows, on its place among them or on threads, which share the columns.
 
-   Weights lie as in ../packed_linear. With AMX every row goes through the matrix unit, a single one, too: its order of
-   addition differs from that of vector instructions. Sums are float32, the result is rounded once. Checks nothing: the caller
-   has. One parallel region a call; thread-safe. */
+   Weights lie as in ../prepacked_linear. With AMX every row goes through the matrix unit, a single one, too: its order
+   of addition differs from that of vector instructions. Sums are float32, the result is rounded once. Checks nothing:
+   the caller has. One parallel region a call; thread-safe. */
 
 #include "../instructions.h"
-#include "../packed_linear/amx.h"
-#include "../packed_linear/product.h"
+#include "../prepacked_linear/amx.h"
+#include "../prepacked_linear/product.h"
 #include "../parallel.h"
 
 static int uses_amx;

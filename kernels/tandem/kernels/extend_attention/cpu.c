@@ -1,9 +1,10 @@
-/* Prefill attention on the CPU in bfloat16 (FlashAttention-2, section 3.1), on the matrix unit where a core has one.
+/* Prefill attention on the CPU in bfloat16 (FlashAttention-2, section 3.1), on the matrix unit where a core has one; with
+   AVX2, in float32.
 
-   One sequence after the other: its keys and values are packed once, by parts, then multiplied with tiles of ROWS queries,
-   the heads of a GQA group side by side. Threads take the next part and the next tile when they are done with one: later
-   tiles take longer. Scores and sums are float32, weights are rounded for the second product. Shapes and types are the
-   caller's to check; rows, blocks and lengths are checked here. One parallel region a call; thread-safe. */
+   One sequence after the other: its keys and values are packed once, by parts, then multiplied with tiles of queries, the
+   heads of a GQA group side by side. Threads take the next part and the next tile when they are done with one: later
+   tiles take longer. Scores and sums are float32; weights are rounded for the second product, except with AVX2. Shapes and
+   types are the caller's to check; rows, blocks and lengths are checked here. One parallel region a call; thread-safe. */
 
 #include "../instructions.h"
 #include "../matrix_unit.h"
@@ -19,17 +20,25 @@
 #define FN static inline __attribute__((always_inline, target(TARGET)))
 #define ENTRY static __attribute__((target(TARGET)))
 #include "tile.h"
+#undef ISA
+#define ISA 256
+#include "../vectors.h"
+#include "tile_avx2.h"
 #endif
 
 static product_fn *product;
-static int uses_amx;
+static int uses_amx, uses_avx2;
 enum answer { DONE, SHORT, OUTSIDE, NO_ROWS };
 
-/* For tests and at the start: the instructions by name, "" = the best; 2 with AMX, 0 if this CPU has not got them. */
+/* For tests and at the start: the instructions by name, "" = the best; 0 if this CPU has not got them. The answer is 1 for
+   AVX512-BF16, 2 with AMX, 3 for AVX2, which AVX-512 without bfloat16 uses by its name alone. */
 int tandem_choose_path(const char *name) {
     product = NULL, uses_amx = 0;
 #if defined(__x86_64__)
-    if (choose_instructions("", AVX512_BF16) != AVX512_BF16) return 0;
+    const int has = choose_instructions("", AVX512_BF16);
+    uses_avx2 = has == AVX2 ? !*name || !strcmp(name, "avx2") : has && !strcmp(name, "avx2");
+    if (uses_avx2) return 3;
+    if (has != AVX512_BF16) return 0;
     uses_amx = (!*name || !strcmp(name, "amx")) && may_use_amx();
     if (uses_amx) product = product_amx;
     else if (!*name || !strcmp(name, "avx512bf16")) product = product_vectors;
@@ -67,9 +76,10 @@ static void go_on(struct extend *e) {
     e->begin = e->oldest / STEP * STEP;
     e->padded = (length - e->begin + STEP - 1) / STEP * STEP;
     e->parts = e->kv_heads * (e->padded / STEP);
-    e->tiles = (tokens * e->group + ROWS - 1) / ROWS;
+    const int64_t rows = uses_avx2 ? AVX2_ROWS : ROWS, numbers = e->kv_heads * e->padded * e->width;
+    e->tiles = (tokens * e->group + rows - 1) / rows;
     e->keys = (uint16_t *)(((uintptr_t)e->room + 63) / 64 * 64);
-    e->values = e->keys + e->kv_heads * e->padded * e->width;
+    e->values = e->keys + (uses_avx2 ? 2 : 1) * numbers;
     e->next_part = e->next_tile = 0;
 }
 
@@ -82,10 +92,13 @@ static void share_out(void *data) {
         if (which == 0) go_on(e);
         barrier(count);
         if (e->sequence >= e->sequences) break;
-        for (int64_t i; (i = __atomic_fetch_add(&e->next_part, 1, __ATOMIC_RELAXED)) < e->parts;) pack_part(e, i);
+        for (int64_t i; (i = __atomic_fetch_add(&e->next_part, 1, __ATOMIC_RELAXED)) < e->parts;)
+            if (uses_avx2) pack_part_avx2(e, i);
+            else pack_part(e, i);
         barrier(count);
         for (int64_t i; (i = __atomic_fetch_add(&e->next_tile, 1, __ATOMIC_RELAXED)) < e->tiles * e->kv_heads;)
-            attend_tile(e, i, product);
+            if (uses_avx2) attend_tile_avx2(e, i);
+            else attend_tile(e, i, product);
         barrier(count);
     }
     if (uses_amx) close_amx();

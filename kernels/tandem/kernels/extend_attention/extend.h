@@ -11,6 +11,8 @@
 #define STEP 32  /* keys of a step of the second product, and of what is packed at once */
 #define SPAN 128 /* keys between two looks at the maxima */
 #define MOST_WIDTH 256
+#define AVX2_ROWS 24 /* of a tile with AVX2 */
+#define LEAST -1e30f /* below every score, before the first one */
 
 struct extend {
     const uint16_t *q;
@@ -18,7 +20,7 @@ struct extend {
     uint16_t *out;
     const int32_t *table, *starts, *lens;
     const float *sinks; /* of all query heads, or NULL */
-    char *room;         /* see `room_bytes` in binding.py */
+    char *room;         /* see `_room_bytes` in __init__.py */
     int64_t sequences, kv_heads, group, width, block_tokens;
     int64_t q_stride, head_stride, table_stride;  /* of tokens, of heads, of rows of the table, in numbers */
     int64_t block_bytes, plane_bytes, head_bytes; /* strides of the pool */
@@ -30,7 +32,7 @@ struct extend {
     int64_t sequence; /* the one at work */
     int64_t oldest, begin, padded; /* the first key that is seen, its step, and how many are packed */
     int64_t parts, tiles;
-    uint16_t *keys, *values;
+    uint16_t *keys, *values; /* with AVX2, of float32 */
     int64_t next_part, next_tile;
 };
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tandem.kernels.attention_reference import AttentionSpec
 from tandem.kernels.dtypes import product_dtype
 from tandem.kernels.layer_view import gather_tokens
-from tandem.kernels.packed_attention import AttentionSpec
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _FEWEST_ROWS = 4

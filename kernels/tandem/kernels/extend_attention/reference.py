@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tandem.kernels.attention_reference import AttentionSpec, SpanMerger, attend_span
 from tandem.kernels.layer_view import gather_tokens
-from tandem.kernels.packed_attention import AttentionSpec, SpanMerger, attend_span
 
 _GATHERED_BYTES = 4 << 20
 _SCORE_BYTES = 1 << 20

@@ -7,8 +7,6 @@
 
 #include "extend.h"
 
-#define LEAST -1e30f /* below every score, before the first one */
-
 /* Keys of one head as [keys][width]; values as [keys / STEP][width][STEP], zeros behind the last. Part: STEP keys of a head. */
 ENTRY void pack_part(const struct extend *e, int64_t part) {
     const int64_t steps = e->padded / STEP, head = part / steps, step = part % steps, width = e->width;

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tandem.kernels.packed_attention import AttentionSpec
+from tandem.kernels.attention_reference import AttentionSpec
 from tandem.kernels.triton_attention import attend_tiles, score_factors, with_sink
 from tandem.kernels.triton_tiles import extend_tile
 

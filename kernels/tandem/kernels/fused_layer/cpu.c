@@ -9,7 +9,7 @@
    between all parts. Any number of rows is multiplied with weights of 8 bits so. Checks nothing: the caller has. */
 
 #include "../instructions.h"
-#include "../packed_linear/product.h"
+#include "../prepacked_linear/product.h"
 #include "../paged_decode/decode.h"
 #include "../paged_decode/work_split.h"
 #include "../quantized_linear/product.h"
@@ -20,18 +20,18 @@
 
 #include <math.h>
 
-#if defined(__x86_64__)
-#define ISA 512
-#include "../vectors.h"
-#include "../rms_norm/rows.h"
-#include "../rope/rows.h"
-#include "../silu_mul/rows.h"
-#include "../quantized_linear/rows.h"
-#include "../quantized_linear/columns.h"
+#define CODE "fused_layer/parts.h"
+#include "../both_isas.h"
 #include "../quantized_linear/fused_silu.h"
-#include "../paged_decode/attend.h"
-#undef ISA
-#endif
+
+typedef void norm_fn(const struct norm *, float eps, int64_t first, int64_t last);
+typedef void turn_fn(const struct rope_args *, int64_t first, int64_t last);
+typedef void add_two_fn(char *x, const void *first, const void *second, int64_t numbers);
+typedef void add_row_fn(uint16_t *out, const uint16_t *x, const char *added, int64_t numbers);
+static norm_fn *norm_rows;
+static turn_fn *turn_rows;
+static add_two_fn *add_two;
+static add_row_fn *add_row;
 
 /* A product with a plain weight (kind 0) or a quantised one (1). */
 struct linear { int64_t kind; union { struct product plain; struct quantized quantized; }; };
@@ -55,14 +55,20 @@ struct call { const struct pre_attention *pre_attention; const struct post_atten
 
 /* For tests and at the start: the instructions by name, "" = the best; 0 if this CPU has not got them. */
 int tandem_choose_path(const char *name) {
+    const int chosen = choose_product(name);
 #if defined(__x86_64__)
-    quantize_rows = quantize_rows_avx512, quantized_columns = quantized_columns_vnni, quantized_lanes = 16;
-    attend = attend_avx512, finish = finish_avx512, gate_rows = gate_rows_avx512;
+    if (chosen == AVX2) {
+        quantize_rows = quantize_rows_avx2, quantized_columns = quantized_columns_signs, quantized_lanes = 8;
+        attend = attend_avx2, finish = finish_avx2, gate_rows = gate_rows_avx2;
+        norm_rows = norm_rows_avx2, turn_rows = turn_rows_avx2, add_two = add_two_avx2, add_row = add_row_avx2;
+    } else {
+        quantize_rows = quantize_rows_avx512, quantized_columns = quantized_columns_vnni, quantized_lanes = 16;
+        attend = attend_avx512, finish = finish_avx512, gate_rows = gate_rows_avx512;
+        norm_rows = norm_rows_avx512, turn_rows = turn_rows_avx512, add_two = add_two_avx512, add_row = add_row_avx512;
+    }
 #endif
-    return choose_product(name);
+    return chosen;
 }
-
-#if defined(__x86_64__)
 
 /* This thread's share of a product with few rows, the first at x; every thread quantises them for itself. */
 static void rows_share(
@@ -97,7 +103,7 @@ static void run_before(void *data) {
     uint16_t normed[given->rows * given->width] __attribute__((aligned(64)));
     struct norm norm = *given;
     norm.out = (char *)normed;
-    norm_rows_avx512(&norm, c->eps, 0, norm.rows);
+    norm_rows(&norm, c->eps, 0, norm.rows);
     linear_share(&c->pre_attention->qkv, normed, thread(c->threads), threads(c->threads));
 }
 
@@ -113,20 +119,12 @@ static void run_behind(void *data) {
     memcpy(x, norm.x, sizeof x);
     barrier(count);
     norm.x = (char *)x, norm.added = linear_out(&b->o), norm.out = (char *)normed;
-    norm_rows_avx512(&norm, c->eps, 0, norm.rows);
+    norm_rows(&norm, c->eps, 0, norm.rows);
     linear_share(&b->gate_up, normed, which, count);
     barrier(count);
     gates.x = linear_out(&b->gate_up), gates.out = (char *)gated, gates.rows = norm.rows, gates.is_bf16 = 1;
-    gate_rows_avx512(&gates, 0, gates.rows);
+    gate_rows(&gates, 0, gates.rows);
     linear_share(&b->down, gated, which, count);
-}
-
-/* x + first, rounded, + second, rounded. */
-ENTRY void add_two(char *x, const void *first, const void *second, int64_t numbers) {
-    for (int64_t i = 0; i < numbers; i += 16) {
-        const __m512 sum = as_bf16_avx512(add_avx512(load_avx512(x, i, 1), load_avx512(first, i, 1)));
-        store_avx512(x, i, 1, add_avx512(sum, load_avx512(second, i, 1)));
-    }
 }
 
 #include "step.h"
@@ -137,12 +135,12 @@ static void run_rows_before(void *data) {
     const struct norm *norm = &c->pre_attention->norm;
     const int64_t which = thread(c->threads), count = threads(c->threads);
     const int64_t first = norm->rows * which / count, last = norm->rows * (which + 1) / count;
-    norm_rows_avx512(norm, c->eps, first, last);
+    norm_rows(norm, c->eps, first, last);
     barrier(count);
     const struct linear *qkv = &c->pre_attention->qkv;
     rows_share(qkv, (const uint16_t *)norm->out, linear_out(qkv), norm->rows, norm->width, which, count);
     barrier(count);
-    turn_rows_avx512(&c->pre_attention->turn, first, last);
+    turn_rows(&c->pre_attention->turn, first, last);
 }
 
 static void run_rows_behind(void *data) {
@@ -154,13 +152,13 @@ static void run_rows_behind(void *data) {
     rows_share(&b->o, b->mixed, linear_out(&b->o), rows, b->mixed_width, which, count);
     barrier(count);
     norm.added = linear_out(&b->o), norm.out = linear_out(&b->o); /* a row is added before it is written over */
-    norm_rows_avx512(&norm, c->eps, first, last);
+    norm_rows(&norm, c->eps, first, last);
     barrier(count);
     rows_share(&b->gate_up, (const uint16_t *)norm.out, linear_out(&b->gate_up), rows, width, which, count);
     barrier(count);
     struct gates gates = {.x = linear_out(&b->gate_up), .out = linear_out(&b->gate_up), .rows = rows, .width = inner,
                           .out_stride = 2 * inner, .is_bf16 = 1};
-    gate_rows_avx512(&gates, first, last);
+    gate_rows(&gates, first, last);
     barrier(count);
     rows_share(&b->down, (const uint16_t *)gates.out, linear_out(&b->down), rows, 2 * inner, which, count);
     barrier(count);
@@ -187,9 +185,9 @@ static void run_many_before(void *data) {
     const struct linear *qkv = &c->pre_attention->qkv;
     const int64_t which = thread(c->threads), count = threads(c->threads), rows = norm->rows;
     const int64_t first = rows * which / count, last = rows * (which + 1) / count;
-    norm_rows_avx512(norm, c->eps, first, last);
+    norm_rows(norm, c->eps, first, last);
     many_rows_share(qkv, (const uint16_t *)norm->out, linear_out(qkv), rows, qkv->quantized.numbers, 0, which, count);
-    turn_rows_avx512(&c->pre_attention->turn, first, last);
+    turn_rows(&c->pre_attention->turn, first, last);
 }
 
 static void run_many_behind(void *data) {
@@ -202,7 +200,7 @@ static void run_many_behind(void *data) {
     struct norm norm = b->norm;
     many_rows_share(&b->o, b->mixed, added, rows, room, 0, which, count);
     norm.added = added, norm.out = added; /* a row is added before it is written over */
-    norm_rows_avx512(&norm, c->eps, first, last);
+    norm_rows(&norm, c->eps, first, last);
     many_rows_share(&b->gate_up, (const uint16_t *)added, gated, rows, room, 1, which, count);
     many_rows_share(&b->down, (const uint16_t *)gated, added, rows, room, 0, which, count);
     uint16_t *x = (uint16_t *)norm.x + first * width;
@@ -228,7 +226,7 @@ static int run_layers(const int64_t *given, float eps) {
 
 /* `given`: 0 and a `struct pre_attention`, 1 and a `struct post_attention`, or 2 and what `run_layers` takes; 3 and 4: as 0 and 1, of as many
    rows as the norm has, with all of its room, tables and strides given; 5 and 6: as 3 and 4, of any number of rows. */
-int tandem_dense_row(const int64_t *given, float eps) {
+int tandem_fused_layer(const int64_t *given, float eps) {
     struct call c = {.eps = eps};
     if (*given == 2) return run_layers(given + 1, eps);
     if (*given == 0 || *given == 3 || *given == 5) {
@@ -237,7 +235,7 @@ int tandem_dense_row(const int64_t *given, float eps) {
         if (*given == 3) return run_region(run_rows_before, &c, c.threads), 0;
         if (*given == 5) return run_region(run_many_before, &c, c.threads), 0;
         run_region(run_before, &c, c.threads);
-        turn_rows_avx512(&c.pre_attention->turn, 0, c.pre_attention->turn.rows);
+        turn_rows(&c.pre_attention->turn, 0, c.pre_attention->turn.rows);
         return 0;
     }
     c.post_attention = (const void *)(given + 1);
@@ -248,9 +246,3 @@ int tandem_dense_row(const int64_t *given, float eps) {
     add_two(c.post_attention->norm.x, linear_out(&c.post_attention->o), linear_out(&c.post_attention->down), c.post_attention->norm.rows * c.post_attention->norm.width);
     return 0;
 }
-
-#else
-
-int tandem_dense_row(const int64_t *given, float eps) { return (void)given, (void)eps, 1; }
-
-#endif

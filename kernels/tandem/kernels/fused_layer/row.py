@@ -1,7 +1,7 @@
 """A dense decoder layer's work on few rows, before and behind its attention: two calls instead of ten.
 
-Torch's computation with the same parts is the specification (`rms_norm`, `PackedLinear`, `rotate`, `silu_mul`): the
-numbers are rounded at the same places. For bfloat16 on a CPU with AVX-512; elsewhere `fuse` gives None.
+Torch's computation with the same parts is the specification (`rms_norm`, `PrepackedLinear`, `rotate`, `silu_mul`): the
+numbers are rounded at the same places. For bfloat16 on a CPU with AVX2 or more; elsewhere `fuse` gives None.
 """
 
 from __future__ import annotations
@@ -9,18 +9,16 @@ from __future__ import annotations
 import sys
 from array import array
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from tandem.core.cpu_level import CpuLevel, cpu_level
-from tandem.kernels.backend import uses_native
-from tandem.kernels.cpu_library import CpuLibrary
-from tandem.kernels.packed_linear import PackedLinear
+from tandem.kernels.cpu_library import LANES, library_of
+from tandem.kernels.prepacked_linear import PrepackedLinear
 from tandem.kernels.quantized_linear import QuantizedLinear
 
-LIBRARY = CpuLibrary(Path(__file__).with_name("cpu.c"), "tandem_dense_row")
+LIBRARY = library_of("fused_layer")
 MOST_ROWS = 32
 """Most rows of a call without a matrix unit; with one only single rows come here, and it takes the others. Weights of
 8 bits take any number without one."""
@@ -29,9 +27,7 @@ _MOST_NUMBERS = 1 << 16
 _MOST_TOGETHER = 1 << 20
 """Most numbers of all rows of a call: quantised ones lie there at a byte a number, and a stack may have no more than
 2 MiB."""
-_LANES = 16
-_CPU = torch.device("cpu")
-_Product = PackedLinear | QuantizedLinear
+_Product = PrepackedLinear | QuantizedLinear
 _NORM_OUT, _NORM_ROWS, _NORM_FIELDS = 3, 4, 8
 """Behind x, among the fields of `struct norm`; and how many those are."""
 _PRODUCT_FIELDS = 20
@@ -62,10 +58,10 @@ def fuse(parts: LayerParts) -> DenseRow | None:
     """The layer for single rows; None where the C code has no part in one of its products, or not in its shape."""
     products = [parts.qkv, parts.o, parts.gate_up, parts.down]
     packed = [one for one in products if isinstance(one, _Product) and one.has_single_rows]
-    if len(packed) < len(products) or not uses_native(_CPU) or not LIBRARY.is_available():
+    if len(packed) < len(products) or not LIBRARY.serves():
         return None
     qkv, o, gate_up, down = packed
-    is_whole = not (parts.input_norm.shape[0] % _LANES or down.inner % _LANES or parts.head_dim % (2 * _LANES))
+    is_whole = not (parts.input_norm.shape[0] % LANES or down.inner % LANES or parts.head_dim % (2 * LANES))
     is_chained = qkv.inner == o.columns == gate_up.inner == down.columns and gate_up.columns == 2 * down.inner
     is_small = max(qkv.inner, down.inner) <= _MOST_NUMBERS
     if not (is_whole and is_chained and is_small and parts.input_norm.dtype is torch.bfloat16):

@@ -34,7 +34,7 @@ static void turn_and_store(const struct step *s, const struct layer *layer, int6
     const struct decode *d = &s->decode;
     struct rope_args turn = layer->pre_attention->turn;
     turn.x = s->qkv, turn.cos = s->cos, turn.sin = s->sin, turn.table_stride = s->table_stride;
-    turn_rows_avx512(&turn, first, last);
+    turn_rows(&turn, first, last);
     const int64_t head_bytes = d->width * 2, row_bytes = d->q_stride * 2;
     for (int64_t row = first; row < last; row++) {
         const int64_t slot = s->slots[row];
@@ -57,11 +57,6 @@ static void attend_to_layer(const struct step *s, const struct layer *layer, int
     barrier(count);
 }
 
-ENTRY void add_row(uint16_t *out, const uint16_t *x, const char *added, int64_t numbers) {
-    for (int64_t i = 0; i < numbers; i += 16)
-        store_avx512(out, i, 1, add_avx512(load_avx512(x, i, 1), load_avx512(added, i, 1)));
-}
-
 static void run_step(void *data) {
     const struct step *s = data;
     const int64_t which = thread(s->threads), count = threads(s->threads), width = s->layer->pre_attention->norm.width;
@@ -73,7 +68,7 @@ static void run_step(void *data) {
         const struct post_attention *b = layer->post_attention;
         struct norm norm = layer->pre_attention->norm;
         norm.x = (char *)x, norm.added = added, norm.out = (char *)normed;
-        norm_rows_avx512(&norm, s->eps, 0, 1);
+        norm_rows(&norm, s->eps, 0, 1);
         rows_share(&layer->pre_attention->qkv, normed, s->qkv, 1, 0, which, count);
         barrier(count);
         if (which == 0) turn_and_store(s, layer, 0, 1);
@@ -83,12 +78,12 @@ static void run_step(void *data) {
         barrier(count);
         norm = b->norm;
         norm.x = (char *)x, norm.added = linear_out(&b->o), norm.out = (char *)normed;
-        norm_rows_avx512(&norm, s->eps, 0, 1);
+        norm_rows(&norm, s->eps, 0, 1);
         linear_share(&b->gate_up, normed, which, count);
         barrier(count);
         struct gates gates = b->gates;
         gates.x = linear_out(&b->gate_up), gates.out = (char *)gated, gates.rows = 1, gates.is_bf16 = 1;
-        gate_rows_avx512(&gates, 0, 1);
+        gate_rows(&gates, 0, 1);
         linear_share(&b->down, gated, which, count);
         barrier(count);
         added = linear_out(&b->down);
@@ -107,7 +102,7 @@ static void run_rows_step(void *data) {
         const struct post_attention *b = layer->post_attention;
         struct norm norm = layer->pre_attention->norm;
         norm.x = (char *)s->x, norm.added = added, norm.out = s->added; /* a row is added before it is written over */
-        norm_rows_avx512(&norm, s->eps, first, last);
+        norm_rows(&norm, s->eps, first, last);
         barrier(count);
         rows_share(&layer->pre_attention->qkv, (const uint16_t *)s->added, s->qkv, rows, width, which, count);
         barrier(count);
@@ -118,13 +113,13 @@ static void run_rows_step(void *data) {
         barrier(count);
         norm = b->norm;
         norm.x = (char *)s->x, norm.added = s->o_out, norm.out = s->o_out;
-        norm_rows_avx512(&norm, s->eps, first, last);
+        norm_rows(&norm, s->eps, first, last);
         barrier(count);
         rows_share(&b->gate_up, (const uint16_t *)s->o_out, s->gate_up, rows, width, which, count);
         barrier(count);
         const struct gates gates = {
             .x = s->gate_up, .out = s->gate_up, .rows = rows, .width = inner, .out_stride = 2 * inner, .is_bf16 = 1};
-        gate_rows_avx512(&gates, first, last);
+        gate_rows(&gates, first, last);
         barrier(count);
         rows_share(&b->down, (const uint16_t *)s->gate_up, s->added, rows, 2 * inner, which, count);
         barrier(count);

@@ -17,16 +17,8 @@ struct store {
     int64_t from_bf16, to_bf16; /* or float32 */
 };
 
-#if defined(__x86_64__)
-#define ISA 512
-#include "../vectors.h"
-#include "row.h"
-#undef ISA
-#define ISA 256
-#include "../vectors.h"
-#include "row.h"
-#undef ISA
-#endif
+#define CODE "kv_store/row.h"
+#include "../both_isas.h"
 
 typedef void row_fn(const struct store *, const char *from, char *to);
 static row_fn *write_row;

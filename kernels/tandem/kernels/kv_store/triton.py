@@ -39,11 +39,10 @@ def _store_kernel(
 
 
 def kv_store_triton(k: Tensor, v: Tensor, layer_view: Tensor, slot_mapping: Tensor) -> None:
-    """See `kv_store`."""
+    """See `kv_store`; heads and their numbers are contiguous."""
     tokens, heads, width = k.shape
     if tokens == 0:
         return
-    k, v = _with_contiguous_heads(k), _with_contiguous_heads(v)
     _store_kernel[(tokens,)](
         k,
         v,
@@ -60,8 +59,3 @@ def kv_store_triton(k: Tensor, v: Tensor, layer_view: Tensor, slot_mapping: Tens
         PADDED=triton.next_power_of_2(heads * width),
         num_warps=4,
     )
-
-
-def _with_contiguous_heads(x: Tensor) -> Tensor:
-    """A slice of a fused projection keeps its token stride; anything else is copied."""
-    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()

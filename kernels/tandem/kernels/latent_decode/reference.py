@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tandem.kernels.packed_attention import AttentionSpec
+from tandem.kernels.attention_reference import AttentionSpec
 from tandem.kernels.paged_decode.reference import paged_decode_reference
 
 

@@ -13,16 +13,8 @@
 #include "decode.h"
 #include "work_split.h"
 
-#if defined(__x86_64__)
-#define ISA 512
-#include "../vectors.h"
-#include "attend.h"
-#undef ISA
-#define ISA 256
-#include "../vectors.h"
-#include "attend.h"
-#undef ISA
-#endif
+#define CODE "paged_decode/attend.h"
+#include "../both_isas.h"
 
 /* For tests and at the start: the instructions by name, "" = the best; 0 if this CPU has not got them. */
 int tandem_choose_path(const char *name) {

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from tandem.kernels.attention_reference import AttentionSpec, SpanMerger, attend_span
 from tandem.kernels.layer_view import gather_tokens
-from tandem.kernels.packed_attention import AttentionSpec, SpanMerger, attend_span
 
 _GATHERED_BYTES = 4 << 20
 """Keys and values gathered at a time: more than that leaves the cache, and the allocator returns it to the system."""

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tandem.kernels.packed_attention import AttentionSpec
+from tandem.kernels.attention_reference import AttentionSpec
 from tandem.kernels.triton_attention import attend_tiles, merge_splits, processors, score_factors, with_sink
 from tandem.kernels.triton_tiles import decode_splits, decode_tile
 

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from tandem.kernels.backend import uses_triton
-from tandem.kernels.payload_checksum import reference
-from tandem.kernels.payload_checksum.field import BASE, MODULUS
+from tandem.kernels.payload_checksum.reference import BASE, MODULUS, weighted_sum_reference
 
 __all__ = ["BASE", "MODULUS", "payload_checksum"]
 
@@ -40,6 +39,6 @@ def payload_checksum(data: Tensor, *, backend: str | None = None) -> int:
 
         weighted = weighted_sum_triton(data)
     else:
-        weighted = reference.weighted_sum_reference(data)
+        weighted = weighted_sum_reference(data)
     low, high = len(data) % (1 << 16), len(data) >> 16
     return (low + high * BASE + int(weighted)) % MODULUS

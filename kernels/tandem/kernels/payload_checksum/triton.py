@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tandem.kernels.payload_checksum.field import COLUMNS, MODULUS, factors
+from tandem.kernels.payload_checksum.reference import COLUMNS, MODULUS, factors
 
 
 @triton.jit

@@ -1,4 +1,5 @@
-/* x · weightᵀ with rows of 8 bits and a weight of 8 or 4, for few rows; and the passes around oneDNN's product for many.
+/* x · weightᵀ with rows of 8 bits and a weight of 8 or 4, for few rows, on AVX2 for many, too; and the passes around
+   oneDNN's product for many.
 
        row      number · scale of the row, which its largest number gives       numbers from -127 to 127
        8 bits   number · scale of the column                                    from -127 to 127
@@ -38,6 +39,7 @@ struct weight {
 #include "../vectors.h"
 #include "rows.h"
 #include "columns.h"
+#include "many_rows.h"
 #include "weights.h"
 #include "../silu_mul/rows.h"
 #undef ISA
@@ -48,11 +50,12 @@ typedef void scale_fn(const struct quantized *, int64_t first, int64_t last, int
 static weight_fn *to_bytes, *to_nibbles, *unpack;
 static scale_fn *scale_rows;
 
-enum work { PRODUCT, GATED, ROWS, SCALE, SCALE_BF16, BYTES, NIBBLES, UNPACK };
+enum work { PRODUCT, GATED, ROWS, SCALE, SCALE_BF16, BYTES, NIBBLES, UNPACK, MANY };
+enum path { NO_PATH, VNNI_PATH, AVX2_PATH };
 struct call { int64_t work; const struct quantized *product; const struct weight *weight; int64_t threads; };
 
-/* For tests and at the start: the instructions by name, "" = the best; 0 if this CPU has not got them. Without VNNI, AVX-512
-   gains nothing here. */
+/* For tests and at the start: the instructions by name, "" = the best; their path, NO_PATH if this CPU has not got them.
+   Without VNNI, AVX-512 gains nothing here. */
 int tandem_choose_path(const char *name) {
     quantized_columns = NULL;
 #if defined(__x86_64__)
@@ -62,19 +65,33 @@ int tandem_choose_path(const char *name) {
         quantize_rows = quantize_rows_avx512, quantized_columns = quantized_columns_vnni, quantized_lanes = 16;
         to_bytes = to_bytes_avx512, to_nibbles = to_nibbles_avx512, unpack = unpack_avx512, scale_rows = scale_rows_avx512;
         gate_rows = gate_rows_avx512;
-    } else if (has && (!*name || !strcmp(name, "avx2"))) {
+        return VNNI_PATH;
+    }
+    if (has && (!*name || !strcmp(name, "avx2"))) {
         quantize_rows = quantize_rows_avx2, quantized_columns = quantized_columns_signs, quantized_lanes = 8;
         to_bytes = to_bytes_avx2, to_nibbles = to_nibbles_avx2, unpack = unpack_avx2, scale_rows = scale_rows_avx2;
         gate_rows = gate_rows_avx2;
+        return AVX2_PATH;
     }
 #endif
-    return quantized_columns != NULL;
+    return NO_PATH;
+}
+
+static void many_share(const struct many *m, int64_t which, int64_t count) {
+#if defined(__x86_64__)
+    const struct quantized *p = &m->product;
+    const int64_t tiles = (p->rows + TILE_ROWS - 1) / TILE_ROWS, vectors = (p->columns + 7) / 8;
+    int32_t *panel = m->panels + which * (PANEL_COLUMNS / 2) * p->stride;
+    widen_tiles_avx2(m, tiles * which / count, tiles * (which + 1) / count);
+    barrier(count);
+    many_columns_avx2(m, panel, vectors * which / count * 8, vectors * (which + 1) / count * 8);
+#endif
 }
 
 static void share_out(void *data) {
     const struct call *c = data;
     const int64_t which = thread(c->threads), count = threads(c->threads);
-    if (c->work >= BYTES) {
+    if (c->work >= BYTES && c->work <= UNPACK) {
         const struct weight *w = c->weight;
         const int64_t parts = c->work == UNPACK ? (w->columns + COLUMNS - 1) / COLUMNS : w->columns;
         weight_fn *run = c->work == BYTES ? to_bytes : c->work == NIBBLES ? to_nibbles : unpack;
@@ -85,23 +102,25 @@ static void share_out(void *data) {
     const int64_t first = p->rows * which / count, last = p->rows * (which + 1) / count;
     if (c->work == SCALE || c->work == SCALE_BF16) scale_rows(p, first, last, c->work == SCALE_BF16);
     else quantize_rows(p, first, last);
-    if (c->work > GATED) return;
+    if (c->work > GATED && c->work != MANY) return;
     barrier(count);
-    if (c->work == GATED) gated_share(p, which, count);
+    if (c->work == MANY) many_share((const struct many *)p, which, count);
+    else if (c->work == GATED) gated_share(p, which, count);
     else quantized_share(p, which, count);
 }
 
 /* Numbers that a thread should have at least: a region costs microseconds. */
 #define MIN_WORK 65536
 
-/* `given`: what to do, and a `struct quantized`; from BYTES on, a `struct weight`. */
+/* `given`: what to do, and a `struct quantized`; for BYTES, NIBBLES and UNPACK a `struct weight`, for MANY a `struct many`. */
 int tandem_quantized_linear(const int64_t *given, float unused) {
     struct call c = {.work = given[0], .product = (const void *)(given + 1), .weight = (const void *)(given + 1)};
     (void)unused;
-    c.threads = c.work >= BYTES ? c.weight->threads : c.product->threads;
+    const int is_weight = c.work >= BYTES && c.work <= UNPACK;
+    c.threads = is_weight ? c.weight->threads : c.product->threads;
     const struct quantized *p = c.product;
-    const int64_t numbers = c.work >= BYTES        ? c.weight->columns * c.weight->inner
-                            : c.work <= GATED      ? p->inner * p->columns
+    const int64_t numbers = is_weight                               ? c.weight->columns * c.weight->inner
+                            : c.work <= GATED || c.work == MANY ? p->inner * p->columns
                             : c.work == ROWS       ? p->rows * p->inner
                                                    : p->rows * p->columns;
     c.threads = threads_for(c.threads, numbers, MIN_WORK);

@@ -11,9 +11,11 @@ from torch import Tensor
 from tandem.core.cpu_level import CpuLevel, cpu_level
 from tandem.kernels.quantized_linear.reference import GROUP, quantize_rows_reference, quantized_linear_reference
 from tandem.kernels.quantized_linear.weight import (
+    AVX2_PATH,
     COLUMNS,
     GATED,
     LIBRARY,
+    MANY,
     PRODUCT,
     ROWS,
     SCALE,
@@ -28,6 +30,9 @@ from tandem.kernels.silu_mul import silu_mul
 FEW_ROWS = {8: 8, 4: 32}
 """Up to so many rows use the numbers as they lie, by bits. For more rows, 4 bits are unpacked to 8 first, and 8 bits
 go to oneDNN where that is preferred."""
+_MANY_ROWS = 6
+"""From so many rows on, AVX2 widens numbers of 8 bits to 16 and multiplies _TILE_ROWS by _PANEL_COLUMNS at a time."""
+_TILE_ROWS, _PANEL_COLUMNS = 6, 16
 _MANY_STRIPS = 8
 """For each thread, where they cannot all have as many: one of them then has an eighth more."""
 
@@ -68,8 +73,9 @@ class QuantizedLinear:
 
     @property
     def has_single_rows(self) -> bool:
-        """True if C code multiplies single rows of bfloat16, with VNNI."""
-        return self.weight.layout is not None and self.weight.dtype is torch.bfloat16 and has_onednn()
+        """True if a fused layer's C code multiplies single rows of bfloat16: with VNNI, and with AVX2 alone."""
+        has_code = has_onednn() or cpu_level() < CpuLevel.AVX512
+        return self.weight.layout is not None and self.weight.dtype is torch.bfloat16 and has_code
 
     @property
     def has_strips(self) -> bool:
@@ -89,7 +95,9 @@ class QuantizedLinear:
         if x.stride(1) != 1:
             x = x.contiguous()
         if layout is not None:
-            return self._multiply_by_code(PRODUCT, x, layout, weight.columns)
+            is_many = weight.bits == 8 and x.shape[0] >= _MANY_ROWS and LIBRARY.path == AVX2_PATH
+            work = MANY if is_many else PRODUCT
+            return self._multiply_by_code(work, x, layout, weight.columns)
         if packed is None:
             assert weight.numbers is not None
             bias = None if self._bias is None else self._bias[: weight.columns]
@@ -149,7 +157,13 @@ class QuantizedLinear:
         out = torch.empty((rows, width), dtype=x.dtype)
         scratch = torch.empty(self.scratch_bytes(rows), dtype=torch.uint8)
         fields = self._product_with(layout, x.data_ptr(), out.data_ptr(), rows, x.stride(0), scratch.data_ptr())
-        LIBRARY.call((work, *fields[:-1], torch.get_num_threads()))
+        threads, room = torch.get_num_threads(), tuple[int, ...]()
+        if work == MANY:
+            stride, tiles = _stride(self.weight.inner), -(-rows // _TILE_ROWS)
+            wide = torch.empty((tiles * _TILE_ROWS + threads * _PANEL_COLUMNS) * stride, dtype=torch.int16)
+            address = wide.data_ptr()
+            room = (address, address + 2 * tiles * _TILE_ROWS * stride)
+        LIBRARY.call((work, *fields[:-1], threads, *room))
         return out
 
     def _multiply_many(self, x: Tensor, packed: Tensor) -> Tensor:

@@ -6,31 +6,30 @@ import ctypes
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from tandem.core.cpu_level import CpuLevel, cpu_level
-from tandem.kernels.backend import uses_native
-from tandem.kernels.cpu_library import CpuLibrary
+from tandem.kernels.cpu_library import library_of
 from tandem.kernels.cpu_memory import collect_into_huge_pages
-from tandem.kernels.packed_linear.packed import address_of
+from tandem.kernels.prepacked_linear import address_of
 from tandem.kernels.quantized_linear.reference import GROUP, quantize_weight_reference
 
-LIBRARY = CpuLibrary(Path(__file__).with_name("cpu.c"), "tandem_quantized_linear")
+LIBRARY = library_of("quantized_linear")
 BITS = {"int8": 8, "int4": 4}
 """Kinds of quantised weights."""
 MOST_INNER = 1 << 16
 """Sums of so many products of 8 bits fit 32."""
-PRODUCT, GATED, ROWS, SCALE, SCALE_BF16, BYTES, NIBBLES, UNPACK = range(8)
+PRODUCT, GATED, ROWS, SCALE, SCALE_BF16, BYTES, NIBBLES, UNPACK, MANY = range(9)
 """Operations of the C code."""
+AVX2_PATH = 2
+"""LIBRARY.path on AVX2."""
 COLUMNS = 64
 """Columns of a block of 4 bits, and of the part that the C code gates at a time."""
 _GROUP_BYTES = COLUMNS + COLUMNS * GROUP // 2
 _BLOCKS = (64, 48, 32, 16)
 _SAMPLES = 16
-_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ class QuantizedWeight:
         self.layout: Layout | None = None
         self.sums: Tensor | None = None
         self._kept: Tensor | None = None
-        has_code = uses_native(_CPU) and LIBRARY.is_available()
+        has_code = LIBRARY.serves()
         if bits == 4 and has_code:
             self._make_nibbles(weight.contiguous())
         else:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
-from tandem.kernels.backend import uses_native, uses_triton
-from tandem.kernels.cpu_library import CpuLibrary
+from tandem.kernels.backend import uses_triton
+from tandem.kernels.cpu_library import DTYPES, LANES, library_of
 from tandem.kernels.rms_norm.reference import rms_norm_reference
 from tandem.kernels.triton_tiles import MOST_ROW_NUMBERS
 
 __all__ = ["LIBRARY", "rms_norm"]
 
-LIBRARY = CpuLibrary(Path(__file__).with_name("cpu.c"), "tandem_rms_norm")
-_DTYPES = (torch.float32, torch.bfloat16)
-_LANES = 16
+LIBRARY = library_of("rms_norm")
 
 
 def rms_norm(
@@ -36,8 +32,8 @@ def rms_norm(
         from tandem.kernels.rms_norm.triton import rms_norm_triton
 
         return rms_norm_triton(x, weight, eps, added)
-    is_whole = x.shape[1] % _LANES == 0 and x.is_contiguous() and (added is None or added.is_contiguous())
-    if not (is_whole and x.dtype in _DTYPES and uses_native(x.device, backend) and LIBRARY.is_available()):
+    is_whole = x.shape[1] % LANES == 0 and x.is_contiguous() and (added is None or added.is_contiguous())
+    if not (is_whole and x.dtype in DTYPES and LIBRARY.serves(x.device, backend)):
         return rms_norm_reference(x, weight, eps, added)
     out = torch.empty_like(x)
     LIBRARY.call((

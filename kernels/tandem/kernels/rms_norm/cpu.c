@@ -10,16 +10,8 @@
 
 struct call { struct norm norm; float eps; int64_t threads; };
 
-#if defined(__x86_64__)
-#define ISA 512
-#include "../vectors.h"
-#include "rows.h"
-#undef ISA
-#define ISA 256
-#include "../vectors.h"
-#include "rows.h"
-#undef ISA
-#endif
+#define CODE "rms_norm/rows.h"
+#include "../both_isas.h"
 
 typedef void rows_fn(const struct norm *, float eps, int64_t first, int64_t last);
 static rows_fn *norm_rows;

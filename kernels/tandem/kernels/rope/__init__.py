@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
-from tandem.kernels.backend import uses_native, uses_triton
-from tandem.kernels.cpu_library import CpuLibrary
+from tandem.kernels.backend import uses_triton
+from tandem.kernels.cpu_library import DTYPES, LANES, library_of
 from tandem.kernels.rope.reference import rotate_reference
 from tandem.kernels.triton_tiles import MOST_ROW_NUMBERS
 
 __all__ = ["LIBRARY", "rotate"]
 
-LIBRARY = CpuLibrary(Path(__file__).with_name("cpu.c"), "tandem_rotate")
-_DTYPES = (torch.float32, torch.bfloat16)
-_LANES = 16
+LIBRARY = library_of("rope")
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, backend: str | None = None) -> Tensor:
@@ -38,8 +34,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, backend: str | None = None) -
         from tandem.kernels.rope.triton import rotate_triton
 
         return rotate_triton(x, cos, sin)
-    is_whole = width % (2 * _LANES) == 0 and x.dtype in _DTYPES and has_heads
-    if not (is_whole and has_tables and uses_native(x.device, backend) and LIBRARY.is_available()):
+    is_whole = width % (2 * LANES) == 0 and x.dtype in DTYPES and has_heads
+    if not (is_whole and has_tables and LIBRARY.serves(x.device, backend)):
         return rotate_reference(x, cos, sin)
     LIBRARY.call((
         x.data_ptr(), cos.data_ptr(), sin.data_ptr(), rows, heads, width, x.stride(0), cos.stride(0),

@@ -7,16 +7,8 @@
 
 #include <stdint.h>
 
-#if defined(__x86_64__)
-#define ISA 512
-#include "../vectors.h"
-#include "rows.h"
-#undef ISA
-#define ISA 256
-#include "../vectors.h"
-#include "rows.h"
-#undef ISA
-#endif
+#define CODE "rope/rows.h"
+#include "../both_isas.h"
 
 typedef void rows_fn(const struct rope_args *, int64_t first, int64_t last);
 static rows_fn *turn_rows;
@@ -41,7 +33,7 @@ static void share_out(void *data) {
 #define MIN_WORK 32768
 
 /* `given` is a `struct rope_args`; nothing else is looked at. */
-int tandem_rotate(const struct rope_args *given, float unused) {
+int tandem_rope(const struct rope_args *given, float unused) {
     struct rope_args t = *given;
     (void)unused;
     t.threads = threads_for(t.threads, t.rows * t.heads * t.width, MIN_WORK);

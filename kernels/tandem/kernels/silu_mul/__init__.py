@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
-from tandem.kernels.backend import uses_native, uses_triton
-from tandem.kernels.cpu_library import CpuLibrary
+from tandem.kernels.backend import uses_triton
+from tandem.kernels.cpu_library import DTYPES, LANES, library_of
 from tandem.kernels.silu_mul.reference import silu_mul_reference
 
 __all__ = ["LIBRARY", "is_native", "silu_mul"]
 
-LIBRARY = CpuLibrary(Path(__file__).with_name("cpu.c"), "tandem_silu_mul")
-_DTYPES = (torch.float32, torch.bfloat16)
-_LANES = 16
+LIBRARY = library_of("silu_mul")
 
 
 def silu_mul(gate_up: Tensor, *, backend: str | None = None) -> Tensor:
@@ -42,5 +38,5 @@ def silu_mul(gate_up: Tensor, *, backend: str | None = None) -> Tensor:
 
 def is_native(gate_up: Tensor, backend: str | None = None) -> bool:
     """True if `silu_mul` is C code for such `gate_up`, if contiguous: it computes each number like all others."""
-    is_whole = gate_up.shape[1] // 2 % _LANES == 0 and gate_up.dtype in _DTYPES
-    return is_whole and uses_native(gate_up.device, backend) and LIBRARY.is_available()
+    is_whole = gate_up.shape[1] // 2 % LANES == 0 and gate_up.dtype in DTYPES
+    return is_whole and LIBRARY.serves(gate_up.device, backend)

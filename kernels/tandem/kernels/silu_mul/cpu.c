@@ -6,16 +6,8 @@
 
 #include <stdint.h>
 
-#if defined(__x86_64__)
-#define ISA 512
-#include "../vectors.h"
-#include "rows.h"
-#undef ISA
-#define ISA 256
-#include "../vectors.h"
-#include "rows.h"
-#undef ISA
-#endif
+#define CODE "silu_mul/rows.h"
+#include "../both_isas.h"
 
 typedef void rows_fn(const struct gates *, int64_t first, int64_t last);
 static rows_fn *gate_rows;

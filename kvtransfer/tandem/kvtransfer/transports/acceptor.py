@@ -98,7 +98,7 @@ class Acceptor:
         with self._lock:
             self._strangers.pop(connection, None)
             if len(self._admitted) >= self._limit:
-                raise ConnectionRefusedError(f"there are {self._limit} links already")
+                raise ConnectionRefusedError(f"the limit of {self._limit} links is reached")
             self._admitted.add(connection)
 
     def _pause(self, error: Exception) -> None:

@@ -30,10 +30,10 @@ from tandem.kvtransfer.frame import (
     encode,
 )
 from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S, LinkClosedError, Peer, patience, replies_of
-from tandem.kvtransfer.transports.communicator import SENDER_RANK, Communicator, GlooCommunicator, Transfer
 from tandem.kvtransfer.transports.control_socket import ControlSocket
-from tandem.kvtransfer.transports.handshake import Introduction
-from tandem.kvtransfer.transports.ring_allocator import SendWindow
+from tandem.kvtransfer.transports.flow_control import SendWindow
+from tandem.kvtransfer.transports.gloo_communicator import SENDER_RANK, Communicator, GlooCommunicator, Transfer
+from tandem.kvtransfer.transports.secret_handshake import Introduction
 from tandem.kvtransfer.transports.tcp_socket import dial
 
 MAX_FRAMES = 256
@@ -136,20 +136,15 @@ def backend(transport: str) -> Connect:
     """Return the function that makes a communicator of `transport`. Raises UnavailableTransportError without one."""
     if transport == "gloo":
         return GlooCommunicator
-    from tandem.kvtransfer.transports.nccl import NcclCommunicator, check_available
+    from tandem.kvtransfer.transports.nccl_communicator import NcclCommunicator, check_available
 
     check_available()
     return NcclCommunicator
 
 
-def purpose(transport: str) -> bytes:
-    """The transport's name as bytes, to which the handshake's proofs are bound."""
-    return transport.encode()
-
-
 def _dial_control(transport: str, address: str, peer: Peer, secret: ClusterSecret) -> ControlSocket:
     """Connect to a listener and authenticate both ways within DIAL_TIMEOUT_S. Raises OSError or ValueError."""
-    words = Introduction(purpose(transport), secret, peer)
+    words = Introduction(transport.encode(), secret, peer)
     connection = dial(address, words, time.monotonic() + DIAL_TIMEOUT_S)
     connection.settimeout(DIAL_TIMEOUT_S)
     return ControlSocket(connection)

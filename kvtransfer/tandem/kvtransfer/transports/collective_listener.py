@@ -32,13 +32,12 @@ from tandem.kvtransfer.transports.collective import (
     REPORT_EVERY,
     WINDOW,
     backend,
-    purpose,
 )
-from tandem.kvtransfer.transports.communicator import RECEIVER_RANK, Communicator, Transfer
 from tandem.kvtransfer.transports.control_socket import ControlSocket
-from tandem.kvtransfer.transports.handshake import HandshakeListener
-from tandem.kvtransfer.transports.registry import ListenerConfig
-from tandem.kvtransfer.transports.ring_allocator import RingAccount
+from tandem.kvtransfer.transports.flow_control import RingAccount
+from tandem.kvtransfer.transports.gloo_communicator import RECEIVER_RANK, Communicator, Transfer
+from tandem.kvtransfer.transports.listener_config import ListenerConfig
+from tandem.kvtransfer.transports.secret_handshake import HandshakeListener
 from tandem.kvtransfer.transports.tcp_socket import TcpPort, meet, welcome
 
 MAX_LINKS = 256
@@ -70,7 +69,7 @@ class CollectiveListener:
 
     def _run(self, connection: socket.socket, admit: Callable[[], None]) -> None:
         """Serve one link, on a thread of its own. Raises OSError if it is refused."""
-        peer, _, answer = meet(connection, HandshakeListener(purpose(self._transport), self._site.secret))
+        peer, _, answer = meet(connection, HandshakeListener(self._transport.encode(), self._site.secret))
         admit()
         welcome(connection, answer)
         connection.settimeout(DIAL_TIMEOUT_S)
@@ -158,10 +157,10 @@ class _Connection:
         """Find room for the payload and post its receive. Raises MalformedFrameError or LinkClosedError."""
         frame, rest = decode(memoryview(head), MAX_PAYLOAD_BYTES)
         if len(rest):
-            raise MalformedFrameError(f"{len(rest)} bytes too many")
+            raise MalformedFrameError(f"{len(rest)} trailing bytes")
         with self._lock:
             if self._waiting == MAX_FRAMES:
-                raise MalformedFrameError(f"more than {MAX_FRAMES} frames under way")
+                raise MalformedFrameError(f"more than {MAX_FRAMES} frames in flight")
             self._waiting += 1
             if not frame.payload_bytes:
                 return _Arrival(frame, 0, self._account.head, None)

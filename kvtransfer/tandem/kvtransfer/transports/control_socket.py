@@ -57,7 +57,7 @@ class ControlSocket:
             return b""
         (length,) = _LENGTH.unpack(prefix)
         if not 0 < length <= limit:
-            raise MalformedFrameError(f"a message of {length} bytes is too many for this socket")
+            raise MalformedFrameError(f"a message of {length} bytes is too large for this socket")
         message = self._reader.read(length)
         return message if len(message) == length else b""
 

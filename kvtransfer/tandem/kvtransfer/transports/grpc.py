@@ -95,7 +95,7 @@ class GrpcLink:
         not prove that it knows the secret."""
         where, _, listener = address.rpartition("/")
         if not where or not listener:
-            raise LinkClosedError(f"{address!r} is no address of a listener")
+            raise LinkClosedError(f"{address!r} is not the address of a listener")
         link, proof = cls(), CallProof.of(secret, PATH, listener)
         metadata = (*proof.metadata, (PEER_KEY, peer.encode().decode("ascii")))
         link._channel = grpc.insecure_channel(where, options=_OPTIONS)
@@ -199,7 +199,7 @@ def split_message(message: bytes) -> list[tuple[Frame, memoryview]]:
     size, start = PRELUDE.unpack_from(message)
     view = memoryview(message)
     if not PRELUDE.size + size <= start <= len(view):
-        raise MalformedFrameError(f"no frame of protocol grpc: starts with {message[:4]!r}")
+        raise MalformedFrameError(f"not a frame of protocol grpc: starts with {message[:4]!r}")
     if size > HEAD_ROOM_BYTES + MAX_HEAD_BYTES:
         raise MalformedFrameError(f"{size} bytes of heads")
     frames, heads = list[tuple[Frame, memoryview]](), view[PRELUDE.size : PRELUDE.size + size]
@@ -211,7 +211,7 @@ def split_message(message: bytes) -> list[tuple[Frame, memoryview]]:
         if not heads:
             break
     if end != len(view):
-        raise MalformedFrameError(f"{len(view)} bytes where {end} are announced")
+        raise MalformedFrameError(f"{len(view)} bytes, expected {end}")
     return frames
 
 

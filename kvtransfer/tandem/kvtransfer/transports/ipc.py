@@ -37,7 +37,7 @@ from tandem.kvtransfer.frame import (
     FrameReply,
     encode,
 )
-from tandem.kvtransfer.pool import DeviceAccess, PoolAccess, TokenRun
+from tandem.kvtransfer.kv_pool_access import DeviceAccess, PoolAccess, TokenRun
 from tandem.kvtransfer.transports.acceptor import hang_up
 from tandem.kvtransfer.transports.base import (
     DIAL_TIMEOUT_S,
@@ -47,9 +47,9 @@ from tandem.kvtransfer.transports.base import (
     replies_of,
 )
 from tandem.kvtransfer.transports.device_memory import DeviceMemory, HostMemory, Staging, bytes_of
-from tandem.kvtransfer.transports.handshake import Introduction
-from tandem.kvtransfer.transports.ring_allocator import SendWindow
-from tandem.kvtransfer.transports.slot_fences import MAX_FRAMES, SlotWords
+from tandem.kvtransfer.transports.flow_control import SendWindow
+from tandem.kvtransfer.transports.frame_seqlock import MAX_FRAMES, FrameSeqlock
+from tandem.kvtransfer.transports.secret_handshake import Introduction
 from tandem.kvtransfer.transports.unix_socket import socket_name
 
 ALIGNMENT = 256
@@ -78,11 +78,6 @@ def memory_for(transport: str) -> DeviceMemory:
     from tandem.kvtransfer.transports.cuda_memory import CudaMemory
 
     return CudaMemory()
-
-
-def purpose(transport: str) -> bytes:
-    """The transport's name as bytes, to which the handshake's proofs are bound."""
-    return transport.encode()
 
 
 def aligned(size: int) -> int:
@@ -246,7 +241,7 @@ class Ring:
             self._gone, self._held = os.pipe2(os.O_CLOEXEC)
             undo.callback(os.close, self._gone)
             undo.callback(os.close, self._held)
-            self.words = SlotWords()
+            self.words = FrameSeqlock()
             undo.pop_all()
 
     def offer(self, connection: socket.socket) -> None:
@@ -288,7 +283,7 @@ class Ring:
 
 def _introduce(transport: str, connection: socket.socket, peer: Peer, secret: ClusterSecret) -> int:
     """The dialler's part of the handshake; the size that the ring is to have. Raises OSError."""
-    words = Introduction(purpose(transport), secret, peer)
+    words = Introduction(transport.encode(), secret, peer)
     connection.send(words.hello(connection.recv(NONCE_BYTES + 1)))
     message = connection.recv(ANSWER_BYTES + WINDOW.size + 1)
     words.check(message[:ANSWER_BYTES])
@@ -296,4 +291,4 @@ def _introduce(transport: str, connection: socket.socket, peer: Peer, secret: Cl
         (size,) = WINDOW.unpack(message[ANSWER_BYTES:])
         if ALIGNMENT * SHARE <= size <= MAX_WINDOW_BYTES and size % ALIGNMENT == 0:
             return int(size)
-    raise LinkClosedError("the receiver asks for a ring of no sensible size")
+    raise LinkClosedError("the receiver asks for a ring of an invalid size")

@@ -12,7 +12,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from tandem.core.ids import BlockId
-from tandem.kernels import kv_codec
+from tandem.kernels import kv_payload
 from tandem.kernels.payload_checksum import payload_checksum
 from tandem.kvtransfer.device_payload import DevicePayload
 from tandem.kvtransfer.frame import (
@@ -26,12 +26,12 @@ from tandem.kvtransfer.frame import (
     encode_reply,
 )
 from tandem.kvtransfer.host_id import host_id
-from tandem.kvtransfer.pool import DeviceAccess, PoolAccess
+from tandem.kvtransfer.kv_pool_access import DeviceAccess, PoolAccess
 from tandem.kvtransfer.receiver_core import InboundLink
 from tandem.kvtransfer.ticket import Endpoint
 from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S, LinkClosedError
 from tandem.kvtransfer.transports.device_memory import DeviceMemory, Mapping, bytes_of
-from tandem.kvtransfer.transports.handshake import MAX_HELLO_BYTES, HandshakeListener
+from tandem.kvtransfer.transports.frame_seqlock import FrameSeqlockView
 from tandem.kvtransfer.transports.ipc import (
     ALIGNMENT,
     MAX_IPC_PAYLOAD_BYTES,
@@ -45,10 +45,9 @@ from tandem.kvtransfer.transports.ipc import (
     aligned,
     fits,
     memory_for,
-    purpose,
 )
-from tandem.kvtransfer.transports.registry import ListenerConfig
-from tandem.kvtransfer.transports.slot_fences import SlotWordsView
+from tandem.kvtransfer.transports.listener_config import ListenerConfig
+from tandem.kvtransfer.transports.secret_handshake import MAX_HELLO_BYTES, HandshakeListener
 from tandem.kvtransfer.transports.unix_socket import UnixPort
 
 MAX_LINKS = 256
@@ -78,7 +77,7 @@ class IpcListener:
     def _run(self, connection: socket.socket, admit: Callable[[], None]) -> None:
         """Serve one link, on a thread of its own. Raises OSError if it is refused."""
         connection.settimeout(DIAL_TIMEOUT_S)
-        admission = HandshakeListener(purpose(self._transport), self._site.secret)
+        admission = HandshakeListener(self._transport.encode(), self._site.secret)
         connection.send(admission.challenge)
         peer, _, answer = admission.judge(connection.recv(MAX_HELLO_BYTES + 1))
         admit()
@@ -99,7 +98,7 @@ class IpcListener:
                 raise LinkClosedError("the sender offered no ring")
             memory = memory_for(self._transport)
             try:
-                words = SlotWordsView(descriptors[0])
+                words = FrameSeqlockView(descriptors[0])
                 mapping = memory.open(offer[WINDOW.size :], descriptors[2:], self._window_bytes)
             except LinkClosedError as error:
                 connection.send(str(error).encode()[: MAX_OFFER_BYTES - 1])
@@ -137,7 +136,7 @@ class IpcListener:
 class _Landing:
     """A link's mapped ring, and the receiver's own memory into which one payload after another is copied."""
 
-    def __init__(self, memory: DeviceMemory, mapping: Mapping, words: SlotWordsView, size: int) -> None:
+    def __init__(self, memory: DeviceMemory, mapping: Mapping, words: FrameSeqlockView, size: int) -> None:
         self.memory, self.mapping, self.words, self._size = memory, mapping, words, size
         self._kept: Tensor | None = None
         self._kept_host: Tensor | None = None
@@ -149,10 +148,10 @@ class _Landing:
         told, offset = PRELUDE.unpack_from(message)
         frame, rest = decode(memoryview(message)[PRELUDE.size :], MAX_IPC_PAYLOAD_BYTES)
         if len(rest):
-            raise MalformedFrameError(f"{len(rest)} bytes too many")
+            raise MalformedFrameError(f"{len(rest)} trailing bytes")
         size = frame.payload_bytes
         if told != number:
-            raise MalformedFrameError(f"frame {told} where {number} belongs")
+            raise MalformedFrameError(f"frame {told}, expected {number}")
         if offset % ALIGNMENT or offset + size > self._size or size > self._size // SHARE:
             raise MalformedFrameError(f"a payload of {size} bytes at {offset} of a ring of {self._size}")
         return frame, _IpcPayload(self, number, offset, size)
@@ -198,7 +197,7 @@ class _IpcPayload(DevicePayload):
 
     def checksum(self, kind: Checksum) -> int:
         if kind is Checksum.CRC32:
-            return kv_codec.crc32(self.to_host())
+            return kv_payload.crc32(self.to_host())
         with self._landing.memory.stream():
             return payload_checksum(self._land())
 

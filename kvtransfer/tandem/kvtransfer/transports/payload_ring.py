@@ -15,9 +15,9 @@ import mmap
 import os
 import threading
 
-from tandem.kvtransfer.frame import MalformedFrameError
+from tandem.kvtransfer.frame import FrameKind, MalformedFrameError
 from tandem.kvtransfer.transports.base import LinkClosedError
-from tandem.kvtransfer.transports.ring_allocator import RingAccount
+from tandem.kvtransfer.transports.flow_control import ReceiverCredit, RingAccount, SendGate
 from tandem.kvtransfer.transports.sealed_memfd import is_sealed, make_sealed
 
 MAX_RING_PAYLOAD_BYTES = 2 << 20
@@ -31,6 +31,15 @@ _WORD_BYTES = mmap.PAGESIZE
 def largest_payload(ring_bytes: int) -> int:
     """A frame's payload in a ring of this size: half of it at most, for up to as much is skipped before it."""
     return min(MAX_RING_PAYLOAD_BYTES, ring_bytes // 2)
+
+
+def ring_credit(ring_bytes: int) -> ReceiverCredit:
+    """Report a shared ring's freed position before its sender would wait for it.
+
+    The largest payload, the bytes skipped before it at the ring's end, and the unreported ones fit into the ring
+    together: a sender that waits for memory is always notified.
+    """
+    return ReceiverCredit(ring_bytes - 2 * largest_payload(ring_bytes), {FrameKind.DATA, FrameKind.OPEN})
 
 
 class ReceiverRing:
@@ -70,11 +79,12 @@ class ReceiverRing:
         _unmap(self._map, self._word, self._view)
 
 
-class SenderRing:
+class SenderRing(SendGate):
     """The sender's mapping and its account of what is free. One thread reserves; another frees; any closes."""
 
     def __init__(self, descriptor: int) -> None:
         """Takes the descriptor over. Raises LinkClosedError if it is no ring of a sensible size."""
+        super().__init__()
         try:
             size = os.fstat(descriptor).st_size - _WORD_BYTES
             if not mmap.PAGESIZE <= size <= MAX_RING_BYTES or not is_sealed(descriptor):
@@ -84,9 +94,6 @@ class SenderRing:
             os.close(descriptor)
         self._view, self._word, self.size = *_parts(self._map, size), size
         self._account, self._reserved = RingAccount(self.size), 0
-        self._changed = threading.Condition()
-        self._is_closed = False
-        self.stalls = 0
 
     def reserve(self, size: int) -> memoryview:
         """Reserve `size` bytes, at most half the ring; waits until they are free. Raises LinkClosedError."""
@@ -96,11 +103,7 @@ class SenderRing:
         with self._changed:
             if account.freed < past:
                 account.free(self._word[0])
-            if not self._is_closed and account.freed < past:
-                self.stalls += 1
-                self._changed.wait_for(lambda: self._is_closed or account.freed >= past)
-            if self._is_closed:
-                raise LinkClosedError("the link was closed")
+            self._wait(lambda: account.freed >= past)
         start = self._reserved % self.size
         return self._view[start : start + size]
 
@@ -115,14 +118,8 @@ class SenderRing:
             self._account.free(position)
             self._changed.notify_all()
 
-    def wake(self) -> None:
-        """Let `reserve` raise from now on."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        """Unmap; called when no thread uses the ring any more."""
+    def release(self) -> None:
+        """Give the mapping back; called when no thread uses the ring any more."""
         _unmap(self._map, self._word, self._view)
 
 

@@ -8,34 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 
 from tandem.core.errors import ConfigError
-from tandem.core.ids import Rank
 from tandem.core.secret import ClusterSecret
-from tandem.kvtransfer.receiver_core import ReceiverCore
 from tandem.kvtransfer.ticket import Endpoint
 from tandem.kvtransfer.transports.base import Link, Listener, Peer
+from tandem.kvtransfer.transports.listener_config import ListenerConfig
 
 AUTO = "auto"
 Preference = str
 """AUTO, or the name of a registered transport."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListenerConfig:
-    """A listener's rank, intake and addresses. `on_device`: the pools lie in a GPU's memory."""
-
-    intake: ReceiverCore
-    secret: ClusterSecret
-    rank: Rank
-    runtime_dir: Path
-    bind_host: str
-    advertise_host: str
-    ring_bytes: int
-    on_device: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,62 +91,44 @@ def _listen_grpc(site: ListenerConfig) -> Listener:
     return GrpcListener(site.intake, site.secret, site.rank, site.bind_host, site.advertise_host)
 
 
-def _dial_collective(name: str, endpoint: Endpoint, peer: Peer, secret: ClusterSecret) -> Link:
-    from tandem.kvtransfer.transports.collective import CollectiveLink
+def _collective(name: str, *, is_for_devices: bool = False) -> Transport:
+    def dial(endpoint: Endpoint, peer: Peer, secret: ClusterSecret) -> Link:
+        from tandem.kvtransfer.transports.collective import CollectiveLink
 
-    return CollectiveLink.dial(name, endpoint.address, peer, secret)
+        return CollectiveLink.dial(name, endpoint.address, peer, secret)
 
+    def listen(site: ListenerConfig) -> Listener:
+        from tandem.kvtransfer.transports.collective_listener import CollectiveListener
 
-def _listen_collective(name: str, site: ListenerConfig) -> Listener:
-    from tandem.kvtransfer.transports.collective_listener import CollectiveListener
+        return CollectiveListener(name, site)
 
-    return CollectiveListener(name, site)
-
-
-def _dial_ipc(name: str, endpoint: Endpoint, peer: Peer, secret: ClusterSecret) -> Link:
-    from tandem.kvtransfer.transports.ipc import IpcLink
-
-    return IpcLink.dial(name, endpoint.address, peer, secret)
+    return Transport(name=name, dial=dial, listen=listen, is_for_devices=is_for_devices, is_automatic=False)
 
 
-def _listen_ipc(name: str, site: ListenerConfig) -> Listener:
-    from tandem.kvtransfer.transports.ipc_listener import IpcListener
+def _ipc(name: str, *, is_for_devices: bool = False) -> Transport:
+    def dial(endpoint: Endpoint, peer: Peer, secret: ClusterSecret) -> Link:
+        from tandem.kvtransfer.transports.ipc import IpcLink
 
-    return IpcListener(name, site)
+        return IpcLink.dial(name, endpoint.address, peer, secret)
+
+    def listen(site: ListenerConfig) -> Listener:
+        from tandem.kvtransfer.transports.ipc_listener import IpcListener
+
+        return IpcListener(name, site)
+
+    return Transport(
+        name=name, dial=dial, listen=listen, is_one_host=True, is_for_devices=is_for_devices, is_automatic=False
+    )
 
 
 _ALL = (
-    Transport(
-        name="cuda_ipc",
-        dial=partial(_dial_ipc, "cuda_ipc"),
-        listen=partial(_listen_ipc, "cuda_ipc"),
-        is_one_host=True,
-        is_for_devices=True,
-        is_automatic=False,
-    ),
+    _ipc("cuda_ipc", is_for_devices=True),
     Transport(name="shm", dial=_dial_shm, listen=_listen_shm, is_one_host=True),
     Transport(name="tcp", dial=_dial_tcp, listen=_listen_tcp),
     Transport(name="grpc", dial=_dial_grpc, listen=_listen_grpc),
-    Transport(
-        name="gloo",
-        dial=partial(_dial_collective, "gloo"),
-        listen=partial(_listen_collective, "gloo"),
-        is_automatic=False,
-    ),
-    Transport(
-        name="cpu_ipc",
-        dial=partial(_dial_ipc, "cpu_ipc"),
-        listen=partial(_listen_ipc, "cpu_ipc"),
-        is_one_host=True,
-        is_automatic=False,
-    ),
-    Transport(
-        name="nccl",
-        dial=partial(_dial_collective, "nccl"),
-        listen=partial(_listen_collective, "nccl"),
-        is_for_devices=True,
-        is_automatic=False,
-    ),
+    _collective("gloo"),
+    _ipc("cpu_ipc"),
+    _collective("nccl", is_for_devices=True),
 )
 TRANSPORTS: Mapping[str, Transport] = MappingProxyType({transport.name: transport for transport in _ALL})
 """In the order in which "auto" tries them."""

@@ -30,4 +30,4 @@ def check_sealed(descriptor: int, size: int) -> None:
     if not is_sealed(descriptor):
         raise OSError("shared memory that is not sealed")
     if (found := os.fstat(descriptor).st_size) != size:
-        raise OSError(f"shared memory of {found} bytes where {size} belong")
+        raise OSError(f"shared memory of {found} bytes, expected {size}")

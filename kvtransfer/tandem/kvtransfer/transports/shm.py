@@ -21,8 +21,8 @@ from tandem.core.secret import ANSWER_BYTES, NONCE_BYTES, ClusterSecret
 from tandem.kvtransfer.frame import MAX_REPLY_BYTES, Frame, FrameReply, encode
 from tandem.kvtransfer.transports.acceptor import hang_up
 from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S, LinkClosedError, Peer, replies_of
-from tandem.kvtransfer.transports.handshake import MAX_HELLO_BYTES, HandshakeListener, Introduction
 from tandem.kvtransfer.transports.payload_ring import SenderRing, largest_payload
+from tandem.kvtransfer.transports.secret_handshake import MAX_HELLO_BYTES, HandshakeListener, Introduction
 from tandem.kvtransfer.transports.unix_socket import socket_name
 
 POSITION = struct.Struct("<Q")
@@ -72,11 +72,11 @@ class ShmLink:
             yield reply
 
     def close(self) -> None:
-        self._ring.wake()
+        self._ring.close()
         hang_up(self._socket)
 
     def release(self) -> None:
-        self._ring.close()
+        self._ring.release()
         self._socket.close()
 
 

@@ -21,8 +21,13 @@ from tandem.kvtransfer.host_id import host_id
 from tandem.kvtransfer.receiver_core import InboundLink, ReceiverCore
 from tandem.kvtransfer.ticket import Endpoint
 from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S
-from tandem.kvtransfer.transports.flow_control import RingCredit
-from tandem.kvtransfer.transports.payload_ring import MAX_RING_PAYLOAD_BYTES, RING_BYTES, ReceiverRing
+from tandem.kvtransfer.transports.flow_control import ReceiverCredit
+from tandem.kvtransfer.transports.payload_ring import (
+    MAX_RING_PAYLOAD_BYTES,
+    RING_BYTES,
+    ReceiverRing,
+    ring_credit,
+)
 from tandem.kvtransfer.transports.shm import POSITION, introduced
 from tandem.kvtransfer.transports.unix_socket import UnixPort
 
@@ -69,7 +74,7 @@ class ShmListener:
 
     def _serve(self, connection: socket.socket, link: InboundLink, ring: ReceiverRing) -> None:
         """Feed frames to the intake until the connection ends; then end it at the intake, whatever the cause."""
-        reason, credit = "the receiver broke off", RingCredit(self._ring_bytes)
+        reason, credit = "the receiver broke off", ring_credit(self._ring_bytes)
         message = memoryview(bytearray(POSITION.size + MAX_HEAD_BYTES + 1))
         try:
             while size := connection.recv_into(message):
@@ -87,18 +92,20 @@ class ShmListener:
         finally:
             self._intake.disconnect(link, reason)
 
-    def _handle(self, data: memoryview, link: InboundLink, ring: ReceiverRing, credit: RingCredit) -> FrameReply | None:
+    def _handle(
+        self, data: memoryview, link: InboundLink, ring: ReceiverRing, credit: ReceiverCredit
+    ) -> FrameReply | None:
         """Judge one frame; None if its reply, a mere ACK, may wait."""
         if len(data) < POSITION.size:
             raise MalformedFrameError(f"a message of {len(data)} bytes")
         (position,) = POSITION.unpack_from(data)
         frame, rest = decode(data[POSITION.size :], MAX_RING_PAYLOAD_BYTES)
         if len(rest):
-            raise MalformedFrameError(f"{len(rest)} bytes too many")
+            raise MalformedFrameError(f"{len(rest)} trailing bytes")
         if position > _MAX_POSITION:
             raise MalformedFrameError(f"position {position} of a ring")
         with ring.view(position, frame.payload_bytes) as payload:
             reply = self._intake.accept(frame, payload, link)
         if frame.payload_bytes:
             ring.note_freed(position + frame.payload_bytes)
-        return credit.settle(frame, position, reply)
+        return credit.settle(frame, reply, position)

@@ -29,7 +29,7 @@ from tandem.kvtransfer.transports.acceptor import hang_up
 from tandem.kvtransfer.transports.base import LinkClosedError, Peer
 from tandem.kvtransfer.transports.control_socket import LAST_WORD_S
 from tandem.kvtransfer.transports.flow_control import ReceiverCredit
-from tandem.kvtransfer.transports.handshake import HandshakeListener
+from tandem.kvtransfer.transports.secret_handshake import HandshakeListener
 from tandem.kvtransfer.transports.tcp import (
     JOIN,
     MAX_SOCKETS,
@@ -131,13 +131,13 @@ class _Inbound:
             while receive_exactly(connection, head[: PRELUDE.size]):
                 size = head_size(head[: PRELUDE.size])
                 if size > MAX_HEAD_BYTES:
-                    raise MalformedFrameError(f"a header of {size} bytes exceeds the bound of a frame")
+                    raise MalformedFrameError(f"a header of {size} bytes exceeds the limit of a frame")
                 end = PRELUDE.size + size
                 if not receive_exactly(connection, head[PRELUDE.size : end]):
                     raise ConnectionError("the connection ended inside a frame")
                 frame, rest = decode(head[PRELUDE.size : end])
                 if len(rest):
-                    raise MalformedFrameError(f"{len(rest)} bytes too many")
+                    raise MalformedFrameError(f"{len(rest)} trailing bytes")
                 payload = room[: frame.payload_bytes]
                 if len(payload) and not receive_exactly(connection, payload):
                     raise ConnectionError("the connection ended inside a frame")

@@ -11,7 +11,7 @@ from tandem.core.secret import ANSWER_BYTES, NONCE_BYTES
 from tandem.core.timeout_scale import patient
 from tandem.kvtransfer.transports.acceptor import Acceptor
 from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S, LinkClosedError, Peer
-from tandem.kvtransfer.transports.handshake import MAX_HELLO_BYTES, HandshakeListener, Introduction
+from tandem.kvtransfer.transports.secret_handshake import MAX_HELLO_BYTES, HandshakeListener, Introduction
 
 LOST_AFTER_S = int(patient(2))
 """An idle link is probed after a second without a packet; one second later it is lost. Bytes that were sent and are

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tandem.core.admin_schema import KeyFacts, copied
 from tandem.core.api_keys import ApiKey, KeyWish, Scope, draw, shown_id
 from tandem.core.errors import InvalidRequestError
 from tandem.router.tenancy.authenticator import Authenticator
@@ -97,14 +98,11 @@ class Keyring:
         return {"id": shown, "is_revoked": is_revoked, "is_changed": was_there}
 
     def _shown(self, key: ApiKey) -> dict[str, Any]:
-        return {
-            "id": key.shown,
-            "tenant": key.tenant,
-            "scopes": [scope.value for scope in key.scopes],
-            "created_s": key.created_s,
-            "expires_s": key.expires_s or None,
-            "is_expired": key.is_expired(self._wall_s()),
-            "slo": key.slo,
-            "priority": key.priority,
-            "name": key.name,
-        }
+        return copied(
+            KeyFacts,
+            key,
+            id=key.shown,
+            scopes=[scope.value for scope in key.scopes],
+            expires_s=key.expires_s or None,
+            is_expired=key.is_expired(self._wall_s()),
+        )

@@ -7,6 +7,7 @@ import hmac
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from inspect import isawaitable
 from pathlib import Path
 
 import orjson
@@ -19,8 +20,7 @@ from starlette.routing import Route
 from tandem.core.api_keys import Scope, id_of
 from tandem.core.errors import AuthError, ConfigError, InternalError, InvalidRequestError, TandemError
 from tandem.router.admin.api_keys import Keyring, NewKey
-from tandem.router.admin.audit import MAX_HOLDS, AuditDesk
-from tandem.router.admin.kv_links import net
+from tandem.router.admin.kv_audit_handlers import MAX_HOLDS, AuditHandlers
 from tandem.router.admin.page.chat import CHAT_PATH, ApiRelay
 from tandem.router.admin.page.live_events import LiveEvents, trimmed
 from tandem.router.admin.page.static_files import site_routes
@@ -28,7 +28,7 @@ from tandem.router.admin.page.timeseries import TimeSeries, curves
 from tandem.router.admin.routing_handlers import RoutingHandlers
 from tandem.router.admin.scaling_handlers import NewState, NewWish, ScalingHandlers
 from tandem.router.admin.slo_handlers import NewSlo, SloHandlers
-from tandem.router.admin.status import StatusPage
+from tandem.router.admin.status import StatusPage, net
 from tandem.router.admin.trace_handlers import TraceHandlers
 from tandem.router.api.http.body_parser import read_body, read_json
 from tandem.router.api.http.errors import error_response
@@ -44,11 +44,14 @@ _REPAIR_BYTES = MAX_HOLDS * 1024
 _DESIRED_BYTES = 8 * 1024 * 1024
 _EVENTS = 50
 TRACE_PATH = "/admin/v1/requests/"
+POLICY_PATH, SLO_PATH = "/admin/v1/route/policy", "/admin/v1/slo"
 EXPLAIN_PATH, REPAIR_PATH = "/admin/v1/route/explain", "/admin/v1/kv/repair"
 DESIRED_PATH = "/admin/v1/desired"
 LIVE_PATH, TRACES_PATH, FIGURES_PATH = "/admin/v1/live", "/admin/v1/traces", "/admin/v1/figures"
 OnDown = Callable[[], Awaitable[None]]
 Endpoint = Callable[[Request], Awaitable[Response]]
+Read = Callable[[], object]
+"""Returns plain values, or a coroutine of such."""
 
 
 def load_key(path: Path) -> bytes:
@@ -100,11 +103,11 @@ def create_admin_app(
     metrics: Metrics,
     lock: AdminLock,
     on_down: OnDown,
-    audits: AuditDesk,
+    audits: AuditHandlers,
     table: WorkerTable,
     routing: RoutingHandlers,
     keyring: Keyring,
-    slo_desk: SloHandlers,
+    slo_handlers: SloHandlers,
     scaling: ScalingHandlers,
     live: LiveEvents,
     figures: TimeSeries,
@@ -115,7 +118,7 @@ def create_admin_app(
         *_state_routes(lock, page, on_down, table),
         *_audit_routes(lock, audits, page.config.settings.max_body_bytes),
         *_routing_routes(lock, routing, page.config.settings.max_body_bytes),
-        *_tenant_routes(lock, keyring, slo_desk),
+        *_tenant_routes(lock, keyring, slo_handlers),
         *_scaling_routes(lock, scaling),
         *_page_routes(lock, live, figures, api),
         Route("/metrics", _scraping(metrics), methods=["GET"]),
@@ -126,39 +129,24 @@ def create_admin_app(
 def _state_routes(lock: AdminLock, page: StatusPage, on_down: OnDown, table: WorkerTable) -> list[Route]:
     traces = TraceHandlers(page.config.router_id, page.dispatcher, page.clock, time.time)
 
-    async def status(request: Request) -> Response:
-        return _json(page.status())
-
-    async def requests(request: Request) -> Response:
-        return _json(page.requests())
-
     async def trace(request: Request) -> Response:
         return _json(traces.find(request.path_params["request"]))
-
-    async def latest(request: Request) -> Response:
-        return _json(traces.latest())
 
     async def down(request: Request) -> Response:
         await on_down()
         return _json({"is_stopping": True}, 202)
 
-    async def links(request: Request) -> Response:
-        return _json(net(table))
-
     return [
-        Route("/admin/v1/status", _keyed(lock, status), methods=["GET"]),
-        Route("/admin/v1/requests", _keyed(lock, requests), methods=["GET"]),
+        Route("/admin/v1/status", _read_only(lock, page.status), methods=["GET"]),
+        Route("/admin/v1/requests", _read_only(lock, page.requests), methods=["GET"]),
         Route(TRACE_PATH + "{request}", _keyed(lock, trace), methods=["GET"]),
-        Route(TRACES_PATH, _keyed(lock, latest), methods=["GET"]),
+        Route(TRACES_PATH, _read_only(lock, traces.latest), methods=["GET"]),
         Route("/admin/v1/down", _keyed(lock, down), methods=["POST"]),
-        Route("/admin/v1/net", _keyed(lock, links), methods=["GET"]),
+        Route("/admin/v1/net", _read_only(lock, lambda: net(table)), methods=["GET"]),
     ]
 
 
-def _audit_routes(lock: AdminLock, audits: AuditDesk, max_body_bytes: int) -> list[Route]:
-    async def audit(request: Request) -> Response:
-        return _json(await audits.look())
-
+def _audit_routes(lock: AdminLock, audits: AuditHandlers, max_body_bytes: int) -> list[Route]:
     async def repair(request: Request) -> Response:
         try:
             holds = orjson.loads(await _body_of(request, max_body_bytes))["holds"]
@@ -168,7 +156,7 @@ def _audit_routes(lock: AdminLock, audits: AuditDesk, max_body_bytes: int) -> li
         return _json(await audits.repair(wanted))
 
     return [
-        Route("/admin/v1/kv/audit", _keyed(lock, audit), methods=["GET"]),
+        Route("/admin/v1/kv/audit", _read_only(lock, audits.look), methods=["GET"]),
         Route(REPAIR_PATH, _keyed(lock, repair), methods=["POST"]),
     ]
 
@@ -178,7 +166,7 @@ def _routing_routes(lock: AdminLock, routing: RoutingHandlers, max_body_bytes: i
         try:
             return orjson.loads(await _body_of(request, max_body_bytes))
         except ValueError as error:
-            raise InvalidRequestError("the body is no valid JSON", why=str(error)) from error
+            raise InvalidRequestError("the body is not valid JSON", why=str(error)) from error
 
     async def policy(request: Request) -> Response:
         return _json(routing.policy() if request.method == "GET" else routing.select(await json_of(request)))
@@ -187,15 +175,12 @@ def _routing_routes(lock: AdminLock, routing: RoutingHandlers, max_body_bytes: i
         return _json(await routing.explain(await json_of(request)))
 
     return [
-        Route("/admin/v1/route/policy", _keyed(lock, policy), methods=["GET", "POST"]),
+        Route(POLICY_PATH, _keyed(lock, policy), methods=["GET", "POST"]),
         Route(EXPLAIN_PATH, _keyed(lock, explain), methods=["POST"]),
     ]
 
 
-def _tenant_routes(lock: AdminLock, keyring: Keyring, slo_desk: SloHandlers) -> list[Route]:
-    async def keys(request: Request) -> Response:
-        return _json(await keyring.list())
-
+def _tenant_routes(lock: AdminLock, keyring: Keyring, slo_handlers: SloHandlers) -> list[Route]:
     async def create_key(request: Request) -> Response:
         return _json(await keyring.create(await read_json(request, _MAX_BODY_BYTES, NewKey)), 201)
 
@@ -204,14 +189,14 @@ def _tenant_routes(lock: AdminLock, keyring: Keyring, slo_desk: SloHandlers) -> 
 
     async def slo(request: Request) -> Response:
         if request.method == "GET":
-            return _json(slo_desk.list())
-        return _json(slo_desk.set(await read_json(request, _MAX_BODY_BYTES, NewSlo)))
+            return _json(slo_handlers.list())
+        return _json(slo_handlers.set(await read_json(request, _MAX_BODY_BYTES, NewSlo)))
 
     return [
-        Route("/admin/v1/keys", _keyed(lock, keys), methods=["GET"]),
+        Route("/admin/v1/keys", _read_only(lock, keyring.list), methods=["GET"]),
         Route("/admin/v1/keys", _keyed(lock, create_key), methods=["POST"]),
         Route("/admin/v1/keys/{key}", _keyed(lock, revoke_key), methods=["DELETE"]),
-        Route("/admin/v1/slo", _keyed(lock, slo), methods=["GET", "POST"]),
+        Route(SLO_PATH, _keyed(lock, slo), methods=["GET", "POST"]),
     ]
 
 
@@ -224,9 +209,6 @@ def _scaling_routes(lock: AdminLock, scaling: ScalingHandlers) -> list[Route]:
     async def propose(request: Request) -> Response:
         return _json(await scaling.propose(await read_json(request, _MAX_BODY_BYTES, NewWish)))
 
-    async def plan(request: Request) -> Response:
-        return _json(await scaling.planned())
-
     async def events(request: Request) -> Response:
         count = request.query_params.get("count", str(_EVENTS))
         if not count.isdecimal() or len(count) > 9:
@@ -236,53 +218,35 @@ def _scaling_routes(lock: AdminLock, scaling: ScalingHandlers) -> list[Route]:
     return [
         Route(DESIRED_PATH, _keyed(lock, desired), methods=["GET", "POST"]),
         Route(f"{DESIRED_PATH}/propose", _keyed(lock, propose), methods=["POST"]),
-        Route("/admin/v1/plan", _keyed(lock, plan), methods=["GET"]),
+        Route("/admin/v1/plan", _read_only(lock, scaling.planned), methods=["GET"]),
         Route("/admin/v1/events", _keyed(lock, events), methods=["GET"]),
     ]
 
 
-def live_desk(page: StatusPage, table: WorkerTable, scaling: ScalingHandlers, figures: TimeSeries) -> LiveEvents:
+def live_events(page: StatusPage, table: WorkerTable, scaling: ScalingHandlers, figures: TimeSeries) -> LiveEvents:
     """The live sections of this router's page, besides its files."""
     traces = TraceHandlers(page.config.router_id, page.dispatcher, page.clock, time.time)
 
-    async def status() -> object:
-        return trimmed(page.status())
-
-    async def links() -> object:
-        return net(table)
-
-    async def requests() -> object:
-        return traces.latest()
-
-    async def slots() -> object:
-        return curves(figures.raw())
-
-    async def events() -> object:
-        return await scaling.happened("", _EVENTS)
-
-    sections = {
-        "status": status,
-        "links": links,
+    sections: dict[str, Read] = {
+        "status": lambda: trimmed(page.status()),
+        "links": lambda: net(table),
         "desired": scaling.desired,
         "plan": scaling.planned,
-        "events": events,
-        "requests": requests,
-        "figures": slots,
+        "events": lambda: scaling.happened("", _EVENTS),
+        "requests": traces.latest,
+        "figures": lambda: curves(figures.raw()),
     }
-    return LiveEvents(sections, page.clock)
+    return LiveEvents({name: _awaited(read) for name, read in sections.items()}, page.clock)
 
 
 def _page_routes(lock: AdminLock, live: LiveEvents, figures: TimeSeries, api: ApiRelay) -> list[Route]:
     async def stream(request: Request) -> Response:
         return live.open()
 
-    async def slots(request: Request) -> Response:
-        return _json(figures.raw())
-
     return [
         *site_routes(),
         Route(LIVE_PATH, _keyed(lock, stream), methods=["GET"]),
-        Route(FIGURES_PATH, _keyed(lock, slots), methods=["GET"]),
+        Route(FIGURES_PATH, _read_only(lock, figures.raw), methods=["GET"]),
         Route(CHAT_PATH, _keyed(lock, api.chat), methods=["POST"]),
     ]
 
@@ -296,6 +260,25 @@ def _scraping(metrics: Metrics) -> Endpoint:
 
 async def _body_of(request: Request, max_body_bytes: int) -> bytes:
     return await read_body(request, body_limit(request.scope["path"], max_body_bytes))
+
+
+def _awaited(read: Read) -> Callable[[], Awaitable[object]]:
+    """`read` as a coroutine function, whether it is one or not."""
+
+    async def run() -> object:
+        found = read()
+        return await found if isawaitable(found) else found
+
+    return run
+
+
+def _read_only(lock: AdminLock, read: Read) -> Endpoint:
+    """An endpoint that answers with the value of `read`."""
+
+    async def show(request: Request) -> Response:
+        return _json(await _awaited(read)())
+
+    return _keyed(lock, show)
 
 
 def _keyed(lock: AdminLock, endpoint: Endpoint) -> Endpoint:

@@ -14,7 +14,7 @@ from tandem.core.errors import UnavailableError
 from tandem.core.ids import RouterId, WorkerId
 from tandem.core.logs import event
 from tandem.router.admin.scaling_handlers import UniqueBlocks
-from tandem.router.admission.slo import SloClasses
+from tandem.router.admission.slo_classes import SloClasses
 from tandem.router.dispatch.dispatcher import Dispatcher
 from tandem.router.workers.connection import WorkerLink
 from tandem.router.workers.proto_convert import WorkerFacts
@@ -29,7 +29,7 @@ _UNIQUE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DemandDesk:
+class DemandReporter:
     """`window_s`: how far back requests are reported. `unique_blocks` None = blocks that only one worker holds are not
     counted."""
 

@@ -30,17 +30,18 @@ from tandem.router.admin.app import (
     DESIRED_PATH,
     FIGURES_PATH,
     LIVE_PATH,
+    POLICY_PATH,
+    SLO_PATH,
     TRACE_PATH,
     TRACES_PATH,
     body_limit,
     check_form,
 )
-from tandem.router.admin.merged_status import workers_of
 from tandem.router.admin.page import timeseries
-from tandem.router.admin.page.chat import CHAT_PATH, ApiRelay
+from tandem.router.admin.page.chat import CHAT_PATH, CUT_OFF, ApiRelay, HttpExchange
 from tandem.router.admin.page.live_events import LiveEvents, Read, trimmed
 from tandem.router.admin.page.static_files import site_routes
-from tandem.router.admin.replicated_settings import POLICY_PATH, SLO_PATH, ReplicatedSettings
+from tandem.router.admin.status import workers_of
 from tandem.router.admin.trace_handlers import MAX_SHOWN
 from tandem.router.admission import status as admission_status
 from tandem.router.api.http.body_parser import read_body
@@ -61,6 +62,27 @@ _MOST = frozenset(
 """Metrics that all processes have alike, and per-process ones that no sum can express: the one that is worst off
 counts."""
 _TO_ALL = (POLICY_PATH, SLO_PATH)
+
+
+class ReplicatedSettings:
+    """The last body that was accepted for the routing policy and for each SLO class, for processes that start later.
+
+    Hold `lock` while passing an order on, or replaying orders to a process that starts: else a process could miss an
+    order that comes between its replay and its being asked.
+    """
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self._bodies: dict[tuple[str, str], bytes] = {}
+
+    def keep(self, path: str, body: bytes) -> None:
+        """A process accepted this."""
+        key = path, (str(orjson.loads(body)["slo"]) if path == SLO_PATH else "")
+        self._bodies[key] = body
+
+    def every(self) -> list[tuple[str, bytes]]:
+        """Paths and bodies; one for each thing that was changed."""
+        return [(path, body) for (path, _), body in self._bodies.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +187,8 @@ async def replay(orders: ReplicatedSettings, part: RouterMember, key: bytes) -> 
     for path, body in orders.every():
         answer = await _fetch(part, _Question("POST", path, headers, body))
         if not answer.is_good:
-            why = f"to {path} it answers {answer.status}"
-            raise StartupError(f"process {part.name} does not take what the other processes were told", why=why,
+            why = f"it answered {answer.status} to {path}"
+            raise StartupError(f"process {part.name} refused the settings of the other processes", why=why,
                                todo="look at its log")  # fmt: skip
 
 
@@ -175,7 +197,7 @@ async def whole_scrape(parent: str) -> bytes:
     none."""
     answer = await _fetch(RouterMember("the parent", parent, 0), _Question("GET", "/metrics", {}))
     if not answer.is_good:
-        raise UnavailableError("the processes of this router do not tell their metrics", todo="ask again")
+        raise UnavailableError("the processes of this router did not send their metrics", todo="ask again")
     return answer.body
 
 
@@ -368,39 +390,17 @@ def added_up(texts: Sequence[str]) -> list[Metric]:
 async def _fetch(part: RouterMember, question: _Question, timeout_s: float = ANSWER_S) -> _HttpAnswer:
     """UnavailableError when there is no answer."""
     url = urlsplit(part.admin)
-    head = [f"{question.method} {question.target} HTTP/1.1", f"Host: {url.netloc}", "Connection: close"]
-    head += [f"{name}: {value}" for name, value in question.headers.items()]
-    head.append(f"Content-Length: {len(question.body)}")
     try:
         async with asyncio.timeout(timeout_s):
-            reader, writer = await asyncio.open_connection(url.hostname, url.port)
+            exchange = HttpExchange(*await asyncio.open_connection(url.hostname, url.port))
             try:
-                writer.write("\r\n".join([*head, "\r\n"]).encode("latin-1") + question.body)
-                return await _read(reader)
+                await exchange.begin(question.method, question.target, url.netloc, question.headers, question.body)
+                body = await exchange.whole(_MAX_ANSWER_BYTES)
             finally:
-                writer.close()
-    except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError) as error:
+                exchange.close()
+    except CUT_OFF as error:
         why = f"{type(error).__name__}: {error}"
         raise UnavailableError(
             f"process {part.name} of this router does not answer", why=why, todo="ask again"
         ) from error
-
-
-async def _read(reader: asyncio.StreamReader) -> _HttpAnswer:
-    """One response of a server of ours, which states its length."""
-    first = (await reader.readline()).split()
-    if len(first) < 2:
-        raise ValueError("the connection ended without an answer")
-    status = int(first[1])
-    headers: dict[str, str] = {}
-    while line := await reader.readline():
-        if not line.strip():
-            break
-        name, _, value = line.strip().decode("latin-1").partition(":")
-        headers[name.lower()] = value.strip()
-    else:
-        raise ValueError("the connection ended within an answer")
-    length = int(headers.get("content-length", "0"))
-    if length > _MAX_ANSWER_BYTES:
-        raise ValueError(f"an answer of {length} bytes")
-    return _HttpAnswer(status, headers.get("content-type", "application/json"), await reader.readexactly(length))
+    return _HttpAnswer(exchange.status, exchange.headers.get("content-type", "application/json"), body)

@@ -7,16 +7,16 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from tandem.core.admin_schema import RoutedWorker, copied
 from tandem.core.config import PolicyName
 from tandem.core.errors import InvalidRequestError
-from tandem.router.api.http.body_parser import messages_of
 from tandem.router.api.http.errors import from_validation
-from tandem.router.api.http.schemas import Message
+from tandem.router.api.http.schemas import Message, messages_of
 from tandem.router.dispatch.dispatcher import Dispatcher
-from tandem.router.routing.decision import decision
-from tandem.router.routing.plan import Candidate
-from tandem.router.routing.policy_switch import PolicySwitch
-from tandem.router.serving.request_parser import ApiRequest, RequestParser
+from tandem.router.dispatch.inflight_request import GenerationRequest
+from tandem.router.dispatch.retry_policy import RetryPolicy
+from tandem.router.routing.plan import Candidate, decision
+from tandem.router.serving.request_parser import RequestParser
 
 _DIGITS = 6
 M = TypeVar("M", bound=BaseModel)
@@ -45,16 +45,16 @@ class PolicyRequest(BaseModel):
 class RoutingHandlers:
     """Answers in plain values, ready to be JSON. Belongs to the event loop."""
 
-    def __init__(self, reader: RequestParser, dispatcher: Dispatcher, switch: PolicySwitch) -> None:
-        self._reader, self._dispatcher, self._switch = reader, dispatcher, switch
+    def __init__(self, reader: RequestParser, dispatcher: Dispatcher, retry_policy: RetryPolicy) -> None:
+        self._reader, self._dispatcher, self._retry_policy = reader, dispatcher, retry_policy
 
     def policy(self) -> dict[str, Any]:
         """The policy in force, and all that there are."""
-        return {"policy": self._switch.name, "policies": list(PolicyName)}
+        return {"policy": self._retry_policy.policy.name, "policies": list(PolicyName)}
 
     def select(self, body: object) -> dict[str, Any]:
         """Change the policy; requests in flight keep their plans. InvalidRequestError for one that does not exist."""
-        self._switch.select(_read(PolicyRequest, body).policy)
+        self._retry_policy.select(_read(PolicyRequest, body).policy)
         return self.policy()
 
     async def explain(self, body: object) -> dict[str, Any]:
@@ -66,12 +66,12 @@ class RoutingHandlers:
         if (wanted.prompt is None) == (wanted.messages is None):
             raise InvalidRequestError("give either prompt or messages", param="prompt")
         prompt = tuple(wanted.prompt) if isinstance(wanted.prompt, list) else wanted.prompt
-        ask = ApiRequest(
+        ask = GenerationRequest(
             api="explain",
-            model=wanted.model or self._reader.models.served_names[0],
+            served_model=wanted.model or self._reader.models.served_names[0],
             prompts=() if prompt is None else (prompt,),
             messages=messages_of(wanted.messages) if wanted.messages is not None else None,
-            sampling={"max_tokens": wanted.max_tokens, "n": wanted.n},
+            options={"max_tokens": wanted.max_tokens, "n": wanted.n},
         )
         (work,) = await self._reader.read(ask)
         plan, candidates = self._dispatcher.explain(work)
@@ -84,21 +84,14 @@ class RoutingHandlers:
 
 
 def _worker(one: Candidate) -> dict[str, Any]:
-    return {
-        "worker": one.worker,
-        "role": one.role.value,
-        "queued_tokens": one.queued_tokens,
-        "queued_requests": one.queued_requests,
-        "in_flight": one.in_flight,
-        "decoding": one.running,
-        "held_tokens": one.held_tokens,
-        "reusable_tokens": one.reusable_tokens,
-        "free_blocks": one.free_blocks,
-        "total_blocks": one.total_blocks,
-        "prefill_tokens_per_s": round(one.prefill_speed.tokens_per_s, 1),
-        "decode_step_s": round(one.decode_step_s, _DIGITS),
-        "decode_sequence_s": round(one.decode_sequence_s, _DIGITS),
-    }
+    return copied(
+        RoutedWorker,
+        one,
+        decoding=one.running,
+        prefill_tokens_per_s=round(one.prefill_speed.tokens_per_s, 1),
+        decode_step_s=round(one.decode_step_s, _DIGITS),
+        decode_sequence_s=round(one.decode_sequence_s, _DIGITS),
+    )
 
 
 def _read(kind: type[M], body: object) -> M:

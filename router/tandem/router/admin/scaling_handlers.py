@@ -17,9 +17,9 @@ from tandem.core.desired import DesiredState, roles_of
 from tandem.core.desired_changes import WorkerLoad, changes, cordoned, model_of, restarted, split, with_role, with_scale
 from tandem.core.errors import ConfigError, ConflictError, InvalidRequestError, UnavailableError
 from tandem.core.ids import WorkerId
-from tandem.core.lifecycle import RoleName
 from tandem.core.revision_overrides import configured
 from tandem.core.rollouts import current_revision, paused, resumed, started, undone
+from tandem.core.state_enums import RoleName
 from tandem.router.workers.table import WorkerTable
 from tandem.statestore.stores.desired import DesiredStateStore, from_record
 from tandem.statestore.stores.events import ClusterEventStore
@@ -133,7 +133,7 @@ class ScalingHandlers:
         try:
             state = from_record(new.state)
         except (ValueError, TypeError, KeyError) as error:
-            raise InvalidRequestError("state is no desired state", why=str(error), param="state") from error
+            raise InvalidRequestError("state is not a desired state", why=str(error), param="state") from error
         before = await self._load()
         if before == state:
             return {"desired": asdict(state)}  # the answer to the same request got lost
@@ -147,15 +147,15 @@ class ScalingHandlers:
             raise ConflictError(error.what, why=error.why, todo=error.todo) from error
         if not is_saved:
             why = f"it was made for version {state.version - 1}, and there is version {before.version} or a later one"
-            raise ConflictError("somebody else changed the desired state", why=why, todo="look at it and try again")
+            raise ConflictError("another client changed the desired state", why=why, todo="look at it and try again")
         return {"desired": asdict(state)}
 
     async def happened(self, after: str, count: int) -> dict[str, Any]:
         """Up to `count` events after that place, oldest first; "" = the last `count`. `next` is the place to go on."""
         if self.events is None:
-            raise _nobody()
+            raise _no_state()
         if not 1 <= count <= MAX_EVENTS_AT_ONCE:
-            raise InvalidRequestError(f"count is {count}", why=f"it goes from 1 to {MAX_EVENTS_AT_ONCE}", param="count")
+            raise InvalidRequestError(f"count is {count}", why=f"it must be 1 to {MAX_EVENTS_AT_ONCE}", param="count")
         found = await self.events.after(after, count) if after else await self.events.last(count)
         rows = [{"place": place, **asdict(event), "kind": event.kind.value} for place, event in found]
         return {"events": rows, "next": rows[-1]["place"] if rows else after or "0"}
@@ -183,14 +183,14 @@ class ScalingHandlers:
             raise InvalidRequestError("give either counts or a ratio", param="counts")
         if wish.ratio:
             if len(wish.ratio) != 2:
-                raise InvalidRequestError("a ratio has two numbers, of prefill and decode workers", param="ratio")
+                raise InvalidRequestError("a ratio must have two numbers, prefill and decode workers", param="ratio")
             counts = split(before, (wish.ratio[0], wish.ratio[1]), wish.total, model=wish.model)
         return with_scale(before, counts, await self.loads(), model=wish.model, may_flip=wish.may_flip)
 
     async def _load(self) -> DesiredState:
         state = await self.store.load() if self.store is not None else None
         if state is None:
-            raise _nobody()
+            raise _no_state()
         if state.is_stopped:
             raise ConflictError("the cluster is being stopped", todo="start it again with `clusterctl up`")
         return state
@@ -257,10 +257,10 @@ def _check_same_frame(before: DesiredState, after: DesiredState) -> None:
     pools = [tuple(replace(pool, count=0) for pool in state.pools) for state in (before, after)]
     if pools[0] != pools[1] or before.max_ranks != after.max_ranks or after.is_stopped:
         why = "models, TP, hardware and max_ranks are configured; only counts and members can be written"
-        raise InvalidRequestError("the desired state has another frame", why=why, param="state")
+        raise InvalidRequestError("the desired state changes what only the configuration sets", why=why, param="state")
 
 
-def _nobody() -> UnavailableError:
+def _no_state() -> UnavailableError:
     return UnavailableError(
-        "nothing says what this cluster should be", why="no controller has written it yet", todo="try again"
+        "this cluster has no desired state", why="no controller has written one yet", todo="try again"
     )

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from tandem.core.config import SLO_NAME, SloSection
-from tandem.router.admission.slo import SloClasses
+from tandem.router.admission.slo_classes import SloClasses
 
 
 class NewSlo(BaseModel):

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tandem.core.admin_schema import ReportedWorker, copied
 from tandem.core.clock import Clock
 from tandem.core.config import RouterConfig
-from tandem.router.dispatch.circuit_breaker import Breakers
+from tandem.core.version import release
 from tandem.router.dispatch.dispatcher import Dispatcher
 from tandem.router.dispatch.inflight_request import InFlightRequest
 from tandem.router.dispatch.readiness import Readiness
-from tandem.router.version import version
+from tandem.router.dispatch.retry_policy import Breakers, BreakerState
 from tandem.router.workers.connection import WorkerLink
 from tandem.router.workers.table import WorkerTable
 
@@ -39,7 +40,7 @@ class StatusPage:
             "model": self.config.models[0].name,
             "served_names": list(self.config.models[0].served_names),
             "models": [{"model": model.name, "served_names": list(model.served_names)} for model in self.config.models],
-            "version": version(),
+            "version": release(),
             "disaggregation": self.config.settings.disaggregation.value,
             "policy": self.policy(),
             "is_ready": self.readiness.is_ready,
@@ -95,32 +96,17 @@ def _worker(link: WorkerLink) -> dict[str, Any]:
     }
     if facts is None:
         return body
-    return body | {
-        "role": facts.role.value,
-        "model": facts.model,
-        "fingerprint": facts.fingerprint,
-        "revision": facts.profile.revision,
-        "tp": facts.tp,
-        "kv_dtype": facts.kv_dtype,
-        "block_tokens": facts.block_tokens,
-        "max_model_len": facts.max_model_len,
-        "num_blocks": list(facts.num_blocks),
-        "transports": list(facts.transports),
-        "protocol": ".".join(map(str, facts.profile.protocol)),
-        "codecs": list(facts.profile.codecs),
-        "wire_codec": ", ".join(facts.profile.offers),
-        "wire_codec_below_bytes_per_s": facts.profile.offers_below_bytes_per_s,
-        "pid": facts.pid,
-        "rank_pids": list(facts.rank_pids),
-        "in_flight": load.in_flight,
-        "queued_requests": load.queued_requests,
-        "running_requests": load.running_requests,
-        "queued_tokens": load.queued_tokens,
-        "prefill_tokens_per_s": load.prefill_speed.tokens_per_s,
-        "decode_step_s": load.decode_step_s,
-        "blocks": [asdict(blocks) for blocks in load.blocks],
-        "counters": load.counters,
-    }
+    return body | copied(
+        ReportedWorker,
+        facts,
+        load,
+        facts.profile,
+        protocol=".".join(map(str, facts.profile.protocol)),
+        wire_codec=", ".join(facts.profile.offers),
+        wire_codec_below_bytes_per_s=facts.profile.offers_below_bytes_per_s,
+        prefill_tokens_per_s=load.prefill_speed.tokens_per_s,
+        blocks=[asdict(blocks) for blocks in load.blocks],
+    )
 
 
 def _request(flight: InFlightRequest, now_s: float) -> dict[str, Any]:
@@ -140,4 +126,51 @@ def _request(flight: InFlightRequest, now_s: float) -> dict[str, Any]:
         "prompt_tokens": len(flight.work.prompt),
         "output_tokens": flight.output_tokens,
         "waits_for": sorted(flight.legs),
+    }
+
+
+def net(table: WorkerTable) -> dict[str, Any]:
+    """`measured`: every measurement or failure between two hosts, `is_used` if some link goes that way; `links`: those
+    in use; `workers`: the host of each."""
+    links = [
+        {"worker": link.worker, **asdict(used)}
+        for link in sorted(table.links, key=lambda link: link.worker)
+        for used in link.used_links
+    ]
+    used_routes = {(used["from_host"], used["to_host"], used["transport"]) for used in links}
+    rows = sorted(table.speeds.rows, key=lambda row: (row.route, row.failure, row.peer))
+    measured = [{**asdict(row), "is_used": row.route in used_routes and not row.failure} for row in rows]
+    workers = [
+        {"worker": link.worker, "role": link.facts.role.value, "host": link.facts.host}
+        for link in sorted(table.links, key=lambda link: link.worker)
+        if link.facts is not None
+    ]
+    return {"workers": workers, "measured": measured, "links": links}
+
+
+def workers_of(pages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The workers of several processes' statuses, by name.
+
+    A worker's own reports are taken from a process that is connected to it. Requests that processes have there are
+    added; of per-process findings, connection and breaker, those of the process that is worst off are taken.
+    """
+    by_worker: dict[str, list[Mapping[str, Any]]] = {}
+    for page in pages:
+        for row in page["workers"]:
+            by_worker.setdefault(row["worker"], []).append(row)
+    return [_together(rows) for _, rows in sorted(by_worker.items())]
+
+
+def _together(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    heard = max(rows, key=lambda row: (row["is_connected"], "role" in row))
+    worst = min(rows, key=lambda row: (row["is_connected"], row["state"] == "ready", not row["trouble"]))
+    is_registered = any(row["is_registered"] for row in rows)
+    return {
+        **heard,
+        "is_connected": worst["is_connected"],
+        "is_registered": is_registered,
+        "state": worst["state"] if worst["is_connected"] else absent_state(is_registered=is_registered),
+        "trouble": next((row["trouble"] for row in (worst, *rows) if row["trouble"]), ""),
+        "router_in_flight": sum(row["router_in_flight"] for row in rows),
+        "breaker": max((row["breaker"] for row in rows), key=lambda name: BreakerState[name.upper()]),
     }

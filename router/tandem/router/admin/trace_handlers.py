@@ -7,11 +7,12 @@ from collections.abc import Callable
 from itertools import count, takewhile
 from typing import Any
 
+from tandem.core.admin_schema import TraceMoment, TraceSpan, TraceSummary, copied
 from tandem.core.clock import Clock
 from tandem.core.errors import NotFoundError
 from tandem.router.dispatch.dispatcher import Dispatcher
-from tandem.router.dispatch.spans import Span, spans
-from tandem.router.dispatch.traces import MAX_TRACES, Moment, RequestTrace, trace_of
+from tandem.router.dispatch.request_trace import Moment, RequestTrace
+from tandem.router.dispatch.traces import MAX_TRACES, Span, spans, trace_of
 from tandem.router.error_quoting import shortened
 
 MAX_RUNNING, MAX_SHOWN = 20, 30
@@ -47,23 +48,17 @@ class TraceHandlers:
 
     def _shown(self, trace: RequestTrace, now_s: float) -> dict[str, Any]:
         end_s = now_s if trace.ended_s is None else trace.ended_s
-        return {
-            "request": trace.request,
-            "router": self._router,
-            "model": trace.model,
-            "outcome": trace.outcome,
-            "is_over": trace.ended_s is not None,
-            "error": trace.error,
-            "reason": trace.reason,
-            "began_at_s": round(self._wall_s() - (now_s - trace.arrived_s), 3),
-            "duration_s": round(end_s - trace.arrived_s, _DIGITS),
-            "prompt_tokens": trace.prompt_tokens,
-            "cached_tokens": trace.cached_tokens,
-            "output_tokens": trace.output_tokens,
-            "attempts": max((moment.attempt for moment in trace.moments), default=1),
-            "handoff": dict(trace.handoff) if trace.handoff is not None else None,
-            "spans": [_span(span, trace.arrived_s) for span in spans(trace, end_s)],
-        }
+        return copied(
+            TraceSummary,
+            trace,
+            router=self._router,
+            is_over=trace.ended_s is not None,
+            began_at_s=round(self._wall_s() - (now_s - trace.arrived_s), 3),
+            duration_s=round(end_s - trace.arrived_s, _DIGITS),
+            attempts=max((moment.attempt for moment in trace.moments), default=1),
+            handoff=dict(trace.handoff) if trace.handoff is not None else None,
+            spans=[_span(span, trace.arrived_s) for span in spans(trace, end_s)],
+        )
 
     def _unknown(self, request: str) -> NotFoundError:
         """Why there is none of that id; names those of its prompts, if it had several."""
@@ -84,21 +79,9 @@ class TraceHandlers:
 
 
 def _moment(moment: Moment, arrived_s: float) -> dict[str, Any]:
-    return {
-        "at_s": round(moment.at_s - arrived_s, _DIGITS),
-        "attempt": moment.attempt,
-        "what": moment.what,
-        "prefill": moment.prefill,
-        "decode": moment.decode,
-        "why": moment.why,
-    }
+    return copied(TraceMoment, moment, at_s=round(moment.at_s - arrived_s, _DIGITS))
 
 
 def _span(span: Span, arrived_s: float) -> dict[str, Any]:
-    return {
-        "span": span.name,
-        "worker": span.worker,
-        "attempt": span.attempt,
-        "start_s": round(span.start_s - arrived_s, _DIGITS),
-        "end_s": round(span.end_s - arrived_s, _DIGITS),
-    }
+    start_s, end_s = round(span.start_s - arrived_s, _DIGITS), round(span.end_s - arrived_s, _DIGITS)
+    return copied(TraceSpan, span, span=span.name, start_s=start_s, end_s=end_s)

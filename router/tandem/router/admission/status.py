@@ -55,7 +55,7 @@ def _lane(admission: AdmissionController, model: str, now_s: float) -> dict[str,
         "waiting_tokens": sum(row.cost for row in rows),
         "tokens_per_s": round(rate.per_s, _DIGITS) if rate.per_s else None,
         "predicted_wait_s": wait_s(""),
-        "classes": dict(sorted(Counter(row.slo for row in rows).items())),
+        "classes": dict(sorted(Counter(row.terms.slo for row in rows).items())),
         "tenants": listed,
     }
 

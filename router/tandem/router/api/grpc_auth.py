@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 from tandem.core.api_keys import Scope
 from tandem.core.errors import STATUS, CapacityError, InvalidRequestError, TandemError
 from tandem.router.api.frontend import Frontend
-from tandem.router.api.http.entries import LEAST_VALUE_BYTES
+from tandem.router.api.http.body_parser import LEAST_VALUE_BYTES
 
 MAX_CALLS = 8192
 """Concurrent calls over all connections of a process."""
@@ -70,7 +70,7 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             except InvalidRequestError as error:
                 return error.with_traceback(None)  # its frames hold the message
             except DecodeError:
-                return InvalidRequestError("the message cannot be decoded", why=f"it is no {message.name}")
+                return InvalidRequestError("the message cannot be decoded", why=f"it is not a {message.name}")
 
         async def run(request: Any, context: Any) -> Any:
             if not isinstance(request, TandemError):

@@ -15,32 +15,30 @@ import orjson
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from tandem.core.addresses import host_port
 from tandem.core.api_keys import Scope
 from tandem.core.errors import CancelledError, InternalError, InvalidRequestError, StartupError, TandemError
 from tandem.core.handoff import TokenLogprob
 from tandem.core.ids import new_request_id
 from tandem.core.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
-from tandem.router.admission.slo import SloRequest
+from tandem.core.urls import host_port
+from tandem.router.admission.slo_classes import SloRequest
 from tandem.router.api.frontend import Frontend, stopping_error
 from tandem.router.api.grpc_auth import MAX_CALLS, MAX_STREAMS, KeyInterceptor, abort, authorization, texts
 from tandem.router.api.servers import TlsFiles, bind
 from tandem.router.dispatch.inflight_request import GenerationRequest
 from tandem.router.error_quoting import quoted
-from tandem.router.serving.aggregate import WholeChoices
-from tandem.router.serving.choices import ChoiceUpdate
+from tandem.router.serving.choices import ChoiceUpdate, WholeChoices
 from tandem.router.serving.request_parser import (
     MAX_MESSAGES,
     MAX_STOPS,
-    ApiRequest,
+    MAX_WORDS,
+    TokenizedModel,
     check_count,
     check_ids,
     kept_choices,
 )
 from tandem.router.serving.response_stream import ResponseStream, attend
-from tandem.router.tokenization.bad_words import MAX_WORDS
 from tandem.router.tokenization.chat_template import Rendering, check_variables_text
-from tandem.router.tokenization.models import TokenizedModel
 from tandem.router.workers.proto_convert import finish_to_wire, logprob_to_wire
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
@@ -145,8 +143,8 @@ class _Inference(i_grpc.InferenceServicer):
         try:
             caller = frontend.gate.admit(authorization(texts(context.invocation_metadata())), Scope.INFER)
             await frontend.intake.turn(caller.tenant)
-            ask = replace(_ask(request), caller=caller, wish=_wish(request, context), call=call)
-            works = await frontend.read(ask, received_s)
+            ask = replace(_ask(request), caller=caller, wish=_wish(request, context))
+            works = await frontend.read(ask, received_s, call)
         except TandemError as error:
             frontend.refused("grpc", error, call)
             await abort(context, error)
@@ -157,10 +155,9 @@ class _Inference(i_grpc.InferenceServicer):
         failure: TandemError | None = None
         request_id = new_request_id("gen")
         try:
-            answer = frontend.response_factory.open(request_id, works, frontend.answer_settings(ask, received_s))
-            with answer:
+            with frontend.open(request_id, works, call) as answer:
                 outcome: list[TandemError] = []
-                await attend(answer, _deliver(answer, _Shown(request, ask, works), context, outcome))
+                await attend(answer, _deliver(answer, _Shown(request, works), context, outcome))
             failure = outcome[0] if outcome else None
         except TandemError as error:  # no worker could take the request
             frontend.refused("grpc", error)
@@ -258,9 +255,9 @@ def _bug(error: Exception, request: str | None = None) -> InternalError:
 class _Shown:
     """Parts of a request's answer besides its choices, and how many of those it wants when all are complete."""
 
-    def __init__(self, request: i.GenerateRequest, ask: ApiRequest, works: Sequence[GenerationRequest]) -> None:
+    def __init__(self, request: i.GenerateRequest, works: Sequence[GenerationRequest]) -> None:
         (work,) = works
-        self.kept, self._has_logprobs = ask.kept, "logprobs" in ask.sampling
+        self.kept, self._has_logprobs = work.kept, "logprobs" in work.options
         self._prompt = work.prompt if request.return_prompt_token_ids else ()
 
     async def response(
@@ -310,7 +307,7 @@ async def _responses(answer: ResponseStream, shown: _Shown) -> AsyncIterator[i.G
     )
 
 
-def _ask(request: i.GenerateRequest) -> ApiRequest:
+def _ask(request: i.GenerateRequest) -> GenerationRequest:
     kind = request.WhichOneof("prompt")
     if kind is None:
         raise InvalidRequestError("the prompt is missing", todo="set text, token_ids or chat", param="prompt")
@@ -325,11 +322,11 @@ def _ask(request: i.GenerateRequest) -> ApiRequest:
     kept = kept_choices(n, sampling.get("n") if request.sampling.HasField("best_of") else None)
     common: dict[str, Any] = {
         "api": "grpc",
-        "model": request.model,
-        "sampling": sampling,
+        "served_model": request.model,
+        "options": sampling,
         "stop": tuple(request.stop),
         "includes_stop": request.include_stop_str_in_output,
-        "echo": request.echo,
+        "echoes": request.echo,
         "kept": kept,
         "is_whole": kept is not None,
         "bad_words": tuple(request.sampling.bad_words),
@@ -337,9 +334,9 @@ def _ask(request: i.GenerateRequest) -> ApiRequest:
         "cache_key": request.prompt_cache_key if request.HasField("prompt_cache_key") else None,
     }
     if kind == "chat":
-        return ApiRequest(messages=_messages(request.chat), rendering=_rendering(request.chat), **common)
+        return GenerationRequest(messages=_messages(request.chat), rendering=_rendering(request.chat), **common)
     prompt = request.text if kind == "text" else array("I", request.token_ids.ids)
-    return ApiRequest(prompts=(prompt,), default_max_tokens=_DEFAULT_MAX_TOKENS, **common)
+    return GenerationRequest(prompts=(prompt,), default_max_tokens=_DEFAULT_MAX_TOKENS, **common)
 
 
 def _wish(request: i.GenerateRequest, context: Any) -> SloRequest:
@@ -380,10 +377,10 @@ def _variables(text: str) -> dict[str, Any]:
         variables = orjson.loads(text) if text else {}
     except orjson.JSONDecodeError as error:
         raise InvalidRequestError(
-            "chat_template_kwargs is no valid JSON", why=str(error), param="chat_template_kwargs"
+            "chat_template_kwargs is not valid JSON", why=str(error), param="chat_template_kwargs"
         ) from error
     if not isinstance(variables, dict):
-        raise InvalidRequestError("chat_template_kwargs is no JSON object", param="chat_template_kwargs")
+        raise InvalidRequestError("chat_template_kwargs must be a JSON object", param="chat_template_kwargs")
     return variables
 
 

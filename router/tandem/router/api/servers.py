@@ -14,8 +14,8 @@ from typing import Any
 import uvicorn
 
 from tandem.core.errors import ConfigError, StartupError
+from tandem.router.api.accept_queue_draining import let_nobody_in, queued
 from tandem.router.api.http.protocol import BoundedProtocol
-from tandem.router.api.listen_backlog import let_nobody_in, queued
 
 _LOOK_S = 0.02
 _ENTERING_S = 0.2

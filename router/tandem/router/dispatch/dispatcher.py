@@ -17,23 +17,19 @@ from tandem.core.clock import Clock
 from tandem.core.config import Disaggregation
 from tandem.core.errors import DeadlineError, InternalError, TandemError, UnavailableError, WorkerLostError
 from tandem.core.ids import RequestId, WorkerId
-from tandem.core.lifecycle import Phase, RoleName
 from tandem.core.logs import event
 from tandem.core.sampling import SamplingParams
-from tandem.router.admission.slo import SloTerms
-from tandem.router.dispatch.circuit_breaker import Member
-from tandem.router.dispatch.demand import DemandBook
+from tandem.core.state_enums import Phase, RoleName
+from tandem.router.admission.slo_classes import SloTerms
 from tandem.router.dispatch.inflight_request import ArrivalQueue, GenerationRequest, InFlightRequest
 from tandem.router.dispatch.migration import CAUSE as MOVED
 from tandem.router.dispatch.migration import REASON as MOVED_REASON
 from tandem.router.dispatch.migration import MigrationQueue, plan_move
-from tandem.router.dispatch.retry_policy import Failure, RetryLater, RetryPolicy, judge, lost, stalled
-from tandem.router.dispatch.stall_detection import silent_leg
+from tandem.router.dispatch.retry_policy import Failure, Member, RetryLater, RetryPolicy, judge, lost, stalled
 from tandem.router.dispatch.submissions import NotSentError, Submitter
-from tandem.router.dispatch.traces import TraceBook, trace_of
-from tandem.router.routing.fetch_sources import with_sources
-from tandem.router.routing.hot_prefixes import HotPrefixes
-from tandem.router.routing.output_lengths import AnswerLengths
+from tandem.router.dispatch.traces import DemandBook, TraceBook, trace_of
+from tandem.router.routing.cost_model import with_sources
+from tandem.router.routing.observed_traffic import AnswerLengths, HotPrefixes
 from tandem.router.routing.plan import Candidate, Plan, has_choice
 from tandem.router.workers import proto_convert
 from tandem.router.workers.connection import WorkerLink
@@ -207,7 +203,7 @@ class Dispatcher:
         return plan if isinstance(plan, RetryLater) else with_sources(plan, job, candidates)
 
     def _candidates(self, work: GenerationRequest, view: PrefixView | None, now_s: float) -> list[Candidate]:
-        return self._table.candidates(view, now_s, model=work.model, cache_key=work.cache_key)
+        return self._table.candidates(view, now_s, model=work.model, cache_key=work.cache_key or "")
 
     def explain(self, work: GenerationRequest) -> tuple[Plan, list[Candidate]]:
         """The plan for `work` if it came now, and every worker as seen; nothing is sent or counted."""
@@ -369,7 +365,7 @@ class Dispatcher:
         self._handed_back.look_again(self._table.links)
         now_s, stall_s = self._clock.now_s(), self._retry_policy.stall_s
         for flight in self.flights:
-            link = silent_leg(flight, now_s, stall_s)
+            link = flight.silent_leg(now_s, stall_s)
             if link is None or self._is_over(flight) or flight.is_probe:
                 continue
             flight.progress_s = now_s

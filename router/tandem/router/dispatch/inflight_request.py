@@ -6,68 +6,97 @@ import asyncio
 import math
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tandem.core.errors import CancelledError, TandemError
 from tandem.core.handoff import ChoiceState, HandoffTiming, TokenLogprob
 from tandem.core.ids import Attempt, ChoiceIndex, RequestId, WorkerId
-from tandem.core.lifecycle import FinishReason, Phase
 from tandem.core.sampling import SamplingParams
-from tandem.router.admission.slo import SloTerms
-from tandem.router.dispatch.circuit_breaker import Member
-from tandem.router.dispatch.retry_policy import AttemptHistory
-from tandem.router.dispatch.traces import MAX_MOMENTS, Moment, RequestTrace
+from tandem.core.state_enums import FinishReason, Phase
+from tandem.router.admission.slo_classes import ANONYMOUS, Caller, SloRequest, SloTerms
+from tandem.router.dispatch.request_trace import MAX_MOMENTS, Moment, RequestTrace
+from tandem.router.dispatch.retry_policy import AttemptHistory, Member
 from tandem.router.routing.plan import Job, Plan
-from tandem.router.tokenization.echo import Echo
+from tandem.router.tokenization.chat_template import DEFAULT_RENDERING, Rendering
 from tandem.router.workers.connection import WorkerLink
 from tandem.router.workers.prefix_lookup import KeptHashes
 from tandem.router.workers.proto_convert import PromptChunk, TokenChunk
 
 _FIRST = Attempt(1)
+_UNREAD = SamplingParams(max_tokens=1)
 UNPLANNED = Plan(decode=WorkerId(""), prefill=None, reason="not planned yet")
 _TOKEN_BYTES = 256
 _ALTERNATIVE_BYTES = 8
 """About what a token and a reported alternative take in a stream; for the bound on unread backlog."""
 
 
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt's text, and the offsets of its tokens, if they are wanted."""
+
+    text: str
+    tokens: Sequence[int]
+    offsets: Sequence[int] = ()
+
+
 @dataclass(slots=True, kw_only=True)
 class GenerationRequest:
-    """A validated request: one prompt, `sampling.n` choices. Its reader fills it in; then it is never changed.
+    """A client's request: first one API call, then a copy for each of its prompts, with `prompt` and what comes after
+    it. Its readers fill it in; then it is never changed.
 
-    `model` is what its workers must compute; empty = any. `salt` is in the root of its block hashes; empty = that
-    of requests that belong to no tenant. Works of one `cache_key` are routed to the same workers when that is cheap.
+    Of a call, exactly one of `prompts` (text or token ids) and `messages` is given; `rendering` defines how `messages`
+    become a prompt. Copies have neither. `served_model` is the client's name of the model, `options` the SamplingParams
+    fields that it gave. Without max_tokens an answer is at most `default_max_tokens` long, None = what is left of the
+    context. `max_tokens_param` names the field in errors. With `echoes` an answer begins with its prompt. Of the
+    choices the `kept` best are wanted. `is_whole`: the answer is given when it is complete. Requests of one
+    `cache_salt` share cached blocks among themselves alone; requests of one `cache_key` go to the same workers where
+    that costs little.
+
+    Of a prompt, `sampling.n` choices are wanted. `model` is what its workers must compute; empty = any. `salt` is in
+    the root of its block hashes; empty = that of requests that belong to no tenant.
     """
 
-    prompt: Sequence[int]
-    sampling: SamplingParams
-    timeout_s: float
-    model: str = ""
-    salt: bytes = b""
-    cache_key: str = ""
-    echo: Echo | None = None
+    api: str = ""
+    served_model: str = ""
+    prompts: tuple[str | Sequence[int], ...] = ()
+    messages: tuple[Mapping[str, Any], ...] | None = None
+    rendering: Rendering = DEFAULT_RENDERING
+    options: Mapping[str, Any] = field(default_factory=dict)
+    stop: tuple[str, ...] = ()
+    includes_stop: bool = False
+    bad_words: tuple[str, ...] = ()
+    echoes: bool = False
     is_echo_alone: bool = False
     """The answer is the prompt: generated tokens are discarded."""
-    terms: SloTerms = field(default_factory=SloTerms)
+    kept: int | None = None
+    is_whole: bool = False
+    default_max_tokens: int | None = None
+    max_tokens_param: str = "max_tokens"
+    logprobs_param: str = "logprobs"
+    caller: Caller = ANONYMOUS
+    wish: SloRequest = field(default_factory=SloRequest)
+    cache_salt: str | None = None
+    cache_key: str | None = None
     arrived_s: float | None = None
     """When its API call arrived; None = now."""
     trace_id: str = ""
     """Id of the trace that its API call is in, for logs."""
+    prompt: Sequence[int] = ()
+    sampling: SamplingParams = _UNREAD
+    timeout_s: float = math.inf
+    model: str = ""
+    salt: bytes = b""
+    echo: Echo | None = None
+    terms: SloTerms = field(default_factory=SloTerms)
     hashes: KeptHashes = field(default_factory=dict, compare=False, repr=False)
     """Hashes of its prompt: computed once, however often it is planned."""
 
-
-@dataclass(slots=True)
-class Arrival:
-    """Tokens of one choice, in order and without gaps since the last arrival. `slot` is the prompt's position."""
-
-    slot: int
-    choice: int
-    tokens: Sequence[int]
-    logprobs: Sequence[TokenLogprob]
-    finish: FinishReason | None
-    at_s: float
+    @property
+    def wants_offsets(self) -> bool:
+        """True if the answer shows where in its text each token begins."""
+        return self.api == "completions" and "logprobs" in self.options
 
 
 class Turn:
@@ -95,7 +124,7 @@ class ArrivalQueue:
 
     def __init__(self, limit_bytes: int, turn: Turn | None = None) -> None:
         self._limit_bytes, self._turn = limit_bytes, turn or Turn()
-        self._arrivals: list[Arrival] = []
+        self._arrivals: list[TokenChunk] = []
         self._bytes = 0
         self._error: TandemError | None = None
         self._reader: asyncio.Future[None] | None = None
@@ -106,14 +135,14 @@ class ArrivalQueue:
     def error(self) -> TandemError | None:
         return self._error
 
-    def put(self, arrival: Arrival) -> None:
+    def put(self, chunk: TokenChunk) -> None:
         """Add tokens; a reader that lets too many pile up fails."""
         if self._error is not None:
             return
-        self._arrivals.append(arrival)
-        self._bytes += len(arrival.tokens) * _TOKEN_BYTES
-        if arrival.logprobs:
-            self._bytes += sum(len(logprob.top) for logprob in arrival.logprobs) * _ALTERNATIVE_BYTES
+        self._arrivals.append(chunk)
+        self._bytes += len(chunk.tokens) * _TOKEN_BYTES
+        if chunk.logprobs:
+            self._bytes += sum(len(logprob.top) for logprob in chunk.logprobs) * _ALTERNATIVE_BYTES
         if self._bytes > self._limit_bytes:
             why = f"more than {self._limit_bytes} bytes wait for it"
             self.fail(CancelledError("the client reads too slowly", why=why), is_urgent=True)
@@ -141,7 +170,7 @@ class ArrivalQueue:
         if call is not None:
             call()
 
-    async def take(self) -> list[Arrival]:
+    async def take(self) -> list[TokenChunk]:
         """Everything that arrived, waiting for the first; raises the failure once all before it was read.
 
         Bounded by the deadline that the dispatcher sets: it ends in `fail`.
@@ -151,7 +180,7 @@ class ArrivalQueue:
             await self._reader
         return self.take_now()
 
-    def take_now(self) -> list[Arrival]:
+    def take_now(self) -> list[TokenChunk]:
         """As `take`, without waiting: what arrived may be nothing."""
         if not self._arrivals and self._error is not None:
             raise self._error
@@ -243,7 +272,7 @@ class InFlightRequest:
     work: GenerationRequest
     inbox: ArrivalQueue
     started_s: float
-    plan: Plan = UNPLANNED
+    plan: Plan = field(default_factory=lambda: UNPLANNED)
     is_probe: bool = False
     """It came with its plan and is tried once, there; no client waits for it."""
     attempt: Attempt = _FIRST
@@ -398,6 +427,19 @@ class InFlightRequest:
         if phase is Phase.PREFILL and self.attempt == _FIRST:
             self.prefill_started_s = at_s
 
+    def silent_leg(self, now_s: float, stall_s: float) -> WorkerLink | None:
+        """The worker, if any, that should have gone on with it for `stall_s` and did not.
+
+        A queue or a prompt may take its time: a prefill worker is silent only if its load report states that it has
+        nothing at all to do. A decode worker is silent once there was a token.
+        """
+        if stall_s <= 0 or now_s - self.progress_s < stall_s:
+            return None
+        prefill = self.legs.get(self.plan.prefill or self.plan.decode)
+        if not self.has_first_tokens:
+            return prefill if prefill is not None and prefill.load.in_flight == 0 else None
+        return self.legs.get(self.plan.decode)
+
     def begin_attempt(self, cause: str = "") -> None:
         """The attempt before is over: from now on its messages are ignored, so what `forced` gives stays true."""
         self.attempt = Attempt(self.attempt + 1)
@@ -442,6 +484,7 @@ class InFlightRequest:
         if self.first_token_s is None:
             self.first_token_s = now_s
             self.mark("first_token", now_s)
-        finish = order.finish if is_now_done else None
-        self.inbox.put(Arrival(self.slot, chunk.choice, tokens, logprobs, finish, now_s))
+        chunk.slot, chunk.at_s, chunk.tokens, chunk.logprobs = self.slot, now_s, tokens, logprobs
+        chunk.finish = order.finish if is_now_done else None
+        self.inbox.put(chunk)
         return ""

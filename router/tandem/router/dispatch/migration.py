@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from tandem.core import kv_compatibility
 from tandem.core.ids import RequestId, WorkerId
-from tandem.core.lifecycle import Phase
+from tandem.core.kv_compatibility import KVProfile
+from tandem.core.state_enums import Phase, RoleName
 from tandem.router.dispatch.inflight_request import InFlightRequest
-from tandem.router.routing.migration_plan import plan_migration
 from tandem.router.routing.plan import Candidate, FetchSource, Job, Plan
 from tandem.router.workers.connection import WorkerLink
 
@@ -87,3 +87,31 @@ def plan_move(
 
 def _computing(plan: Plan) -> tuple[WorkerId, ...]:
     return (plan.decode,) if plan.prefill is None else (plan.prefill,)
+
+
+def plan_migration(
+    job: Job, holder: WorkerId, profile: KVProfile, held_tokens: int, candidates: Sequence[Candidate]
+) -> Plan | None:
+    """Plan that another worker fetches `held_tokens` from `holder` and generates the rest, without a prefill worker:
+    computing is left for the last, partial block alone. None if no worker that decodes can take its blocks.
+
+    Workers with room come first, then those with least to do.
+    """
+    able = [
+        one
+        for one in candidates
+        if one.role is not RoleName.PREFILL
+        and one.worker != holder
+        and one.profile is not None
+        and not kv_compatibility.refusal(profile, one.profile)
+    ]
+    if not able:
+        return None
+    chosen = min(able, key=lambda one: (not _has_room(one, job), one.in_flight, one.last_used, one.worker))
+    source = FetchSource(worker=holder, tokens=held_tokens)
+    return Plan(decode=chosen.worker, prefill=None, reason=f"{holder} drains", sources=(source,))
+
+
+def _has_room(candidate: Candidate, job: Job) -> bool:
+    specs = () if candidate.profile is None else candidate.profile.layout.groups
+    return candidate.free_blocks > max((spec.blocks_for(job.prompt_tokens) for spec in specs), default=0)

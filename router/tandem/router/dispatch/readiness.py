@@ -16,9 +16,9 @@ from tandem.core.clock import Clock
 from tandem.core.config import Disaggregation
 from tandem.core.errors import TandemError
 from tandem.core.ids import WorkerId, new_request_id
-from tandem.core.lifecycle import RoleName
 from tandem.core.logs import event
 from tandem.core.sampling import SamplingParams
+from tandem.core.state_enums import RoleName
 from tandem.core.timeout_scale import patient
 from tandem.router.dispatch.dispatcher import Dispatcher
 from tandem.router.dispatch.inflight_request import ArrivalQueue, GenerationRequest

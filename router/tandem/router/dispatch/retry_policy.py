@@ -8,13 +8,14 @@ failure ──▶ judge: fault? ──▶ the request's own: it ends
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum, StrEnum
 
 from tandem.core.clock import Clock
-from tandem.core.config import RouterSection
+from tandem.core.config import PolicyName, RouterSection
 from tandem.core.errors import (
     AuthError,
     CancelledError,
@@ -27,10 +28,10 @@ from tandem.core.errors import (
     UnavailableError,
     WorkerLostError,
 )
-from tandem.router.dispatch.circuit_breaker import Breakers, Member
-from tandem.router.dispatch.recently_lost import RecentlyLostWorkers
-from tandem.router.dispatch.retry_budget import RetryBudget
+from tandem.core.ids import Incarnation, WorkerId
 from tandem.router.routing.plan import Candidate, Job, Plan, Policy
+from tandem.router.routing.policies import create_policy
+from tandem.router.workers.proto_convert import WorkerFacts
 
 _OWN_FAULT = (InvalidRequestError, AuthError, DeadlineError)
 """They would fail everywhere."""
@@ -134,9 +135,18 @@ class RetryPolicy:
         self.budget = RetryBudget(settings.retry_burst, settings.retry_ratio, settings.retry_per_s, clock)
         self.breakers = Breakers(settings.breaker_failures, settings.breaker_open_s, clock)
         self.recently_lost = RecentlyLostWorkers(settings.worker_wait_s, clock)
-        self._policy, self._clock = policy, clock
+        self.policy, self._clock = policy, clock
         self.stall_s, self._max_attempts = settings.stall_s, settings.max_attempts
         self.mode = settings.disaggregation
+
+    def select(self, name: str) -> None:
+        """Plan by this policy from now on; plans in progress stay. InvalidRequestError names all there are."""
+        try:
+            known = PolicyName(name)
+        except ValueError:
+            why = f"the policies are {', '.join(PolicyName)}"
+            raise InvalidRequestError(f"there is no policy {name[:40]!r}", why=why, param="policy") from None
+        self.policy = create_policy(known, self.mode)
 
     def note(self, history: AttemptHistory, failure: Failure) -> None:
         """Remember a failed attempt: for this request, and against the workers."""
@@ -163,7 +173,7 @@ class RetryPolicy:
         refusal: TandemError | None = None
         for tier in _own_first(self._tiers(candidates, history), history.revision):
             try:
-                plan = self._policy.plan(job, tier)
+                plan = self.policy.plan(job, tier)
             except UnavailableError as error:
                 refusal = error
             else:
@@ -180,7 +190,7 @@ class RetryPolicy:
         """True if workers without a suspicion or an open breaker could serve the request instead."""
         others = [c for c in self.trusted(candidates, history) if _member(c) != member]
         try:
-            self._policy.plan(job, others)
+            self.policy.plan(job, others)
         except UnavailableError:
             return False
         return history.failures + 1 < self._max_attempts and self.budget.tokens >= 1.0
@@ -213,7 +223,7 @@ class RetryPolicy:
         if not expected:
             return False
         try:
-            self._policy.plan(job, [*candidates, *expected])
+            self.policy.plan(job, [*candidates, *expected])
         except UnavailableError:
             return False
         return True
@@ -237,3 +247,167 @@ def _own_first(tiers: Iterator[Sequence[Candidate]], revision: str) -> Iterator[
 
 def _member(candidate: Candidate) -> Member:
     return (candidate.worker, candidate.incarnation)
+
+
+Member = tuple[WorkerId, Incarnation]
+
+LONGEST_OPEN_S = 60.0
+BURST_S = 0.25
+"""Failures so close together are one: a single breakage fails many requests."""
+
+
+class BreakerState(IntEnum):
+    """As the metric shows it."""
+
+    CLOSED = 0
+    HALF_OPEN = 1
+    OPEN = 2
+
+
+@dataclass(slots=True)
+class _Breaker:
+    failures: int = 0
+    counted_s: float = float("-inf")
+    open_s: float = 0.0
+    """How long it opened last; 0 = it is closed."""
+    open_until_s: float = 0.0
+    trial: str = ""
+    """The request that tries a half-open worker out."""
+
+
+class Breakers:
+    """One circuit breaker per incarnation of a worker: repeated failures stop new requests for a while, then allow one
+    trial at a time. Opens after `failures` in a row for `open_s`, longer each time a trial fails.
+
+    closed ──failures in a row──▶ open ──time──▶ half-open ──the trial succeeds──▶ closed
+                                   ▲                 └──the trial fails: twice the time──┐
+                                   └─────────────────────────────────────────────────────┘
+    """
+
+    def __init__(self, failures: int, open_s: float, clock: Clock) -> None:
+        self._limit, self._open_s, self._clock = failures, open_s, clock
+        self._breakers: dict[Member, _Breaker] = {}
+
+    def state(self, member: Member) -> BreakerState:
+        breaker = self._breakers.get(member)
+        if breaker is None or not breaker.open_s:
+            return BreakerState.CLOSED
+        return BreakerState.OPEN if self._clock.now_s() < breaker.open_until_s else BreakerState.HALF_OPEN
+
+    @property
+    def is_quiet(self) -> bool:
+        """True if no worker has a counted failure or an open breaker."""
+        return not self._breakers
+
+    def allows(self, member: Member) -> bool:
+        """True if a new request may go there: it is closed, or half-open without a trial."""
+        state = self.state(member)
+        return state is BreakerState.CLOSED or (state is BreakerState.HALF_OPEN and not self._breakers[member].trial)
+
+    def sent(self, member: Member, request: str) -> None:
+        """A request went there; at a half-open worker it is the trial."""
+        if self.state(member) is BreakerState.HALF_OPEN and not self._breakers[member].trial:
+            self._breakers[member].trial = request
+
+    def ended(self, member: Member, request: str) -> None:
+        """It is over there without a verdict: another may be the trial."""
+        breaker = self._breakers.get(member)
+        if breaker is not None and breaker.trial == request:
+            breaker.trial = ""
+
+    def succeeded(self, member: Member) -> None:
+        """A request was served there. One that was sent before the breaker opened does not close it."""
+        if member in self._breakers and self.state(member) is not BreakerState.OPEN:
+            del self._breakers[member]
+
+    def failed(self, member: Member) -> None:
+        """A request failed there by the worker's fault."""
+        if self._limit == 0:
+            return
+        breaker, now_s = self._breakers.setdefault(member, _Breaker()), self._clock.now_s()
+        state = self.state(member)
+        if state is BreakerState.OPEN or now_s - breaker.counted_s < BURST_S:
+            return
+        breaker.failures, breaker.counted_s = breaker.failures + 1, now_s
+        if state is BreakerState.HALF_OPEN or breaker.failures >= self._limit:
+            breaker.open_s = min(LONGEST_OPEN_S, 2 * breaker.open_s or self._open_s)
+            breaker.open_until_s, breaker.trial = now_s + breaker.open_s, ""
+
+    def keep(self, members: Collection[Member]) -> None:
+        """Forget all others: these incarnations are gone."""
+        for member in [member for member in self._breakers if member not in members]:
+            del self._breakers[member]
+
+
+class RetryBudget:
+    """A token bucket of re-attempts: enough for the death of a full worker, too few to double a cluster's load.
+
+    Every request puts `per_request` in, every second `per_s`, at most `burst` are in it; a re-attempt takes one out. It
+    starts full.
+    """
+
+    def __init__(self, burst: float, per_request: float, per_s: float, clock: Clock) -> None:
+        self._burst, self._per_request, self._per_s, self._clock = burst, per_request, per_s, clock
+        self._tokens, self._filled_s = burst, clock.now_s()
+
+    @property
+    def tokens(self) -> float:
+        now_s = self._clock.now_s()
+        self._tokens = min(self._burst, self._tokens + (now_s - self._filled_s) * self._per_s)
+        self._filled_s = now_s
+        return self._tokens
+
+    def deposit(self) -> None:
+        """A request came in."""
+        self._tokens = min(self._burst, self.tokens + self._per_request)
+
+    def take(self) -> bool:
+        """Pay for a re-attempt; False = there is nothing left."""
+        if self.tokens < 1.0:
+            return False
+        self._tokens -= 1.0
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Absentee:
+    model: str
+    candidate: Candidate
+    until_s: float = math.inf
+
+
+class RecentlyLostWorkers:
+    """Workers that are probably on their way back, under another incarnation: for `wait_s` after each was lost."""
+
+    def __init__(self, wait_s: float, clock: Clock) -> None:
+        self._wait_s, self._clock = wait_s, clock
+        self._here: dict[WorkerId, _Absentee] = {}
+        self._gone: dict[WorkerId, _Absentee] = {}
+
+    def came(self, facts: WorkerFacts) -> None:
+        """The worker is connected."""
+        self._gone.pop(facts.worker, None)
+        candidate = Candidate(
+            worker=facts.worker, incarnation=facts.incarnation, role=facts.role, profile=facts.profile
+        )
+        self._here[facts.worker] = _Absentee(facts.model, candidate)
+
+    def went(self, worker: WorkerId) -> None:
+        """Its connection was lost."""
+        self._forget()
+        absentee = self._here.pop(worker, None)
+        if absentee is not None:
+            self._gone[worker] = replace(absentee, until_s=self._clock.now_s() + self._wait_s)
+
+    def expected(self, model: str = "") -> list[Candidate]:
+        """Workers that serve `model` ("" = any) and may come back any moment, as they were."""
+        self._forget()
+        return [absentee.candidate for absentee in self._gone.values() if model in ("", absentee.model)]
+
+    def until_s(self) -> float:
+        """The time when the first of them is no longer expected; call it only while some are."""
+        return min(absentee.until_s for absentee in self._gone.values())
+
+    def _forget(self) -> None:
+        now_s = self._clock.now_s()
+        self._gone = {worker: absentee for worker, absentee in self._gone.items() if absentee.until_s > now_s}

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from tandem.core.errors import TandemError, UnavailableError
 from tandem.core.ids import Attempt, WorkerId
-from tandem.core.lifecycle import WorkerState
+from tandem.core.state_enums import WorkerState
 from tandem.router.dispatch.inflight_request import InFlightRequest
-from tandem.router.routing.hot_prefixes import HotPrefixes
-from tandem.router.routing.inflight_load import InFlightWork, sent
+from tandem.router.routing.observed_traffic import HotPrefixes, InFlightWork, sent
 from tandem.router.routing.plan import Job, Plan
 from tandem.router.workers import proto_convert
 from tandem.router.workers.connection import WorkerLink
 from tandem.router.workers.prefix_lookup import PrefixFinder, PrefixView
-from tandem.router.workers.proto_convert import Submission, WorkerFacts
+from tandem.router.workers.proto_convert import Leg, SamplingMessage, WorkerFacts
 from tandem.router.workers.table import WorkerTable
-from tandem.rpc.v1 import generation_pb2 as g
-from tandem.rpc.v1 import worker_pb2 as w
 
 
 class NotSentError(Exception):
@@ -43,11 +40,11 @@ class Submitter:
         flight.pair = ()
         sampling, job = proto_convert.sampling_to_wire(flight.sampling), flight.job(now_s)
         if prefill is None:
-            self._send_leg(flight, decode, None, w.LEG_FULL, sampling, view, job)
+            self._send_leg(flight, decode, None, Leg.FULL, sampling, view, job)
             return
         # The announcement first: the prefill worker may ask for its ticket at once.
-        self._send_leg(flight, decode, prefill, w.LEG_DECODE, sampling, view, job)
-        self._send_leg(flight, prefill, decode, w.LEG_PREFILL, sampling, view, job)
+        self._send_leg(flight, decode, prefill, Leg.DECODE, sampling, view, job)
+        self._send_leg(flight, prefill, decode, Leg.PREFILL, sampling, view, job)
 
     def release(self, flight: InFlightRequest, link: WorkerLink) -> None:
         """Nothing more is expected from there."""
@@ -71,56 +68,54 @@ class Submitter:
         flight: InFlightRequest,
         link: WorkerLink,
         peer: WorkerLink | None,
-        leg: w.Leg.ValueType,
-        sampling: g.SamplingParams,
+        leg: Leg,
+        sampling: SamplingMessage,
         view: PrefixView,
         job: Job,
     ) -> None:
         work = flight.work
-        sources = self._sources(flight.plan) if leg != w.LEG_DECODE else []
-        order = Submission(
-            request=flight.id,
-            attempt=flight.attempt,
-            leg=leg,
-            prompt=work.prompt,
-            sampling=sampling,
-            salt=work.salt or self._prefixes.salt,
-            last_block_hash=view.last_hashes.get(link.worker, b""),
-            timeout_s=max(0.001, flight.deadline_s - job.now_s),
-            peer=peer.facts if peer is not None else None,
-            sources=sources,
-            forced=flight.forced(),
-            trace=work.trace_id,
-        )
+        sources = self._sources(flight.plan) if leg is not Leg.DECODE else []
+        salt = work.salt or self._prefixes.salt
         try:
-            link.send(proto_convert.submit(order))
+            link.send(
+                proto_convert.submit(
+                    request=flight.id,
+                    attempt=flight.attempt,
+                    leg=leg,
+                    prompt=work.prompt,
+                    sampling=sampling,
+                    salt=salt,
+                    last_block_hash=view.last_hashes.get(link.worker, b""),
+                    timeout_s=max(0.001, flight.deadline_s - job.now_s),
+                    peer=peer.facts if peer is not None else None,
+                    sources=sources,
+                    forced=flight.forced(),
+                    trace=work.trace_id,
+                )
+            )
         except TandemError as error:
             raise NotSentError(link, error) from error
         flight.legs[link.worker] = link
         flight.pair += ((link.worker, link.where.incarnation),)
         link.requests.add(flight.id)
-        if leg != w.LEG_DECODE and link.facts is not None:
+        if leg is not Leg.DECODE and link.facts is not None:
             known = max([view.reusable_tokens.get(link.worker, 0), *(tokens for _, tokens in sources[:1])])
             self._prefixes.expect(flight.id, link.facts, view, is_asked_for=not flight.is_probe)
             if not flight.is_probe:
-                self._hot.note(
-                    view.shared, work.prompt, view.shared_tokens, order.salt, link.facts.model, view.followers
-                )
+                self._hot.note(view.shared, work.prompt, view.shared_tokens, salt, link.facts.model, view.followers)
             flight.predict(known, link.facts.block_tokens, is_hoped=view.expected_tokens.get(link.worker, 0) > 0)
         link.outstanding.add(flight.id, self._sent(flight, link, leg, view, job))
         self._table.note_use(link)
 
-    def _sent(
-        self, flight: InFlightRequest, link: WorkerLink, leg: w.Leg.ValueType, view: PrefixView, job: Job
-    ) -> InFlightWork:
+    def _sent(self, flight: InFlightRequest, link: WorkerLink, leg: Leg, view: PrefixView, job: Job) -> InFlightWork:
         """The load that this leg adds to the worker, until its load reports include it."""
         known = max([view.reusable_tokens.get(link.worker, 0), *(s.tokens for s in flight.plan.sources[:1])])
         # Blocks that a decode worker pins in place of reserving are in the form in which this pair moves blocks.
-        held = flight.plan.decode_hit_tokens if leg == w.LEG_DECODE else view.held_tokens.get(link.worker, 0)
+        held = flight.plan.decode_hit_tokens if leg is Leg.DECODE else view.held_tokens.get(link.worker, 0)
         return sent(
             job,
             held_tokens=held,
-            known_tokens=None if leg == w.LEG_DECODE else known,
+            known_tokens=None if leg is Leg.DECODE else known,
             block_tokens=link.facts.block_tokens if link.facts is not None else 1,
             rules=link.load.queue_rules,
             speed=link.load.prefill_speed,

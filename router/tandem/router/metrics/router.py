@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -39,7 +39,8 @@ _SHORT = frozenset({names.HANDOFF_OVERHEAD, names.TRANSFER})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestMetrics:
-    """Metrics of requests for one model. Histograms are in seconds, counters in tokens."""
+    """Metrics of requests for one model, by their constants in metric_names. Histograms are in seconds, counters in
+    tokens."""
 
     ttft: Histogram
     predicted_ttft: Histogram
@@ -51,28 +52,13 @@ class RequestMetrics:
     prefill: Histogram
     transfer: Histogram
     decode: Histogram
-    handoff: Histogram
+    handoff_overhead: Histogram
     prompt_tokens: Counter
     generated_tokens: Counter
     cached_tokens: Counter
 
 
-_OF_REQUESTS = {
-    "ttft": names.TTFT,
-    "predicted_ttft": names.PREDICTED_TTFT,
-    "ttft_error": names.TTFT_ERROR,
-    "second_token": names.SECOND_TOKEN,
-    "itl": names.ITL,
-    "e2e": names.E2E,
-    "queue": names.QUEUE,
-    "prefill": names.PREFILL,
-    "transfer": names.TRANSFER,
-    "decode": names.DECODE,
-    "handoff": names.HANDOFF_OVERHEAD,
-    "prompt_tokens": names.PROMPT_TOKENS,
-    "generated_tokens": names.GENERATED_TOKENS,
-    "cached_tokens": names.CACHED_TOKENS,
-}
+_OF_REQUESTS: dict[str, Metric] = {one.name: getattr(names, one.name.upper()) for one in fields(RequestMetrics)}
 
 
 class Metrics:

@@ -9,8 +9,8 @@ from prometheus_client.registry import Collector
 
 from tandem.core import metric_names as names
 from tandem.core.label_limiter import BoundedLabel
-from tandem.core.lifecycle import WorkerState
 from tandem.core.metric_names import Metric, MetricKind
+from tandem.core.state_enums import WorkerState
 from tandem.router.workers.connection import WorkerLink
 from tandem.router.workers.proto_convert import ReportedLoad, WorkerFacts
 

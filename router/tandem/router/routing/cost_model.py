@@ -7,17 +7,17 @@ use it, so that a prefix that is cheap to fetch counts where the prompt is place
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tandem.core import kv_compatibility
 from tandem.core.ids import WorkerId
-from tandem.core.lifecycle import RoleName
 from tandem.core.prefill_queue import UNMEASURED, PrefillSpeed, attended
-from tandem.router.routing.output_lengths import ASSUMED_TOKENS
-from tandem.router.routing.plan import Candidate, Cost, Job, refusal
-from tandem.router.routing.slo_penalty import SloPromise
+from tandem.core.state_enums import RoleName
+from tandem.router.routing.plan import Candidate, Cost, FetchSource, Job, Plan, refusal
 
 FETCH_SETUP_S = 0.01
 """Question, offer and ticket of a fetch, each of which waits for a step in progress."""
@@ -27,7 +27,7 @@ ASSUMED_BYTES_PER_S = 100e6
 """Assumed speed of a link that was not measured: a gigabit."""
 CHUNK_TOKENS = 512
 """The last chunk of a prompt: its KV travels after all computing."""
-ANSWER_TOKENS = ASSUMED_TOKENS
+ANSWER_TOKENS = 128
 """Assumed answer length where the mean is not known, if the answer may be so long."""
 LEAST_COMPUTING = 0.5
 """A prefill worker is taken to compute prompts for this share of its time at least: it is there for that."""
@@ -367,3 +367,74 @@ def _batch(worker: Candidate) -> int:
 def _block_tokens(worker: Candidate) -> int:
     groups = worker.profile.layout.groups if worker.profile is not None else ()
     return groups[0].block_tokens if groups else 16
+
+
+UNSURE = 0.25
+"""Relative error of predictions of a promised time, up or down: the width of the step from kept to broken."""
+_LEAST_SPARE = 0.1
+"""Least share of an answer's promised time that it is taken to have to spare: else one more delay cost nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class SloPromise:
+    """Prices the risk of missing an SLO, in seconds: a request that misses it is worth nothing of what it took.
+
+    An SLO class promises a time to the first token, and one for each token after it, on average over an answer. Answers
+    are of all lengths (exponential, as far as a mean shows): a pause that a long one makes up for breaks the promise of
+    a short one.
+
+    `ttft_s`: from now to the first token, below 0 = it is late already. `itl_s`: for each token after it. inf =
+    nothing is promised. `answer_tokens`: of an answer on average. `given_s`: the time to the first token as promised
+    when the request came.
+    """
+
+    ttft_s: float
+    itl_s: float
+    answer_tokens: float
+    given_s: float
+
+    @property
+    def worth_s(self) -> float:
+        """The time that was promised for the whole request: it is lost with the promise."""
+        answer_s = self.answer_tokens * self.itl_s
+        return sum(part_s for part_s in (self.given_s, answer_s) if part_s < math.inf)
+
+    def late(self, first_token_s: float) -> float:
+        """Probability that a first token that is predicted for then comes too late."""
+        if self.ttft_s == math.inf or self.ttft_s <= 0:
+            return 0.0 if self.ttft_s > 0 else 1.0
+        return _step(first_token_s / self.ttft_s)
+
+    def slowed(self, token_s: float) -> float:
+        """Probability that tokens that take so long each are too slow."""
+        return _step(token_s / self.itl_s) if self.itl_s < math.inf else 0.0
+
+    def paused(self, pause_s: float, token_s: float, answers: float = 1.0) -> float:
+        """The share of answers that do not make up for a pause. Their tokens take `token_s` each. Those of `answers`
+        times the mean length: an answer that is met while it is written is a long one, as a rule."""
+        if self.itl_s == math.inf or not pause_s:
+            return 0.0
+        spare_s = max(self.itl_s - token_s, _LEAST_SPARE * self.itl_s) * self.answer_tokens * answers
+        return 1 - math.exp(-pause_s / spare_s)
+
+
+def _step(ratio: float) -> float:
+    """0 well below 1, 1 well above it."""
+    return min(1.0, max(0.0, (ratio - 1 + UNSURE) / (2 * UNSURE)))
+
+
+def with_sources(plan: Plan, job: Job, candidates: Sequence[Candidate]) -> Plan:
+    """Add the workers that deliver blocks sooner than they are computed, the one that saves most first.
+
+    Fetching takes FETCH_SETUP_S + bytes / measured link speed, computing tokens / measured prefill rate. A plan of the
+    policy `cost` was made with the same estimates: its choice of the prefill worker has counted possible sources.
+    """
+    if not any(one.held_tokens for one in candidates):
+        return plan
+    wanted = plan.decode if plan.prefill is None else plan.prefill
+    chosen = next((one for one in candidates if one.worker == wanted), None)
+    if chosen is None:
+        return plan
+    found = Estimates(job, candidates).sources(chosen)
+    sources = tuple(FetchSource(worker=other.worker, tokens=other.held_tokens) for _, other in found)
+    return dataclasses.replace(plan, sources=sources)

@@ -5,18 +5,20 @@ Pure decisions over what is known about each worker; no sockets, no clock: times
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from tandem.core import kv_compatibility
 from tandem.core.config import Disaggregation, PolicyName
 from tandem.core.errors import UnavailableError
 from tandem.core.ids import Incarnation, WorkerId
 from tandem.core.kv_compatibility import KVProfile
-from tandem.core.lifecycle import RoleName
 from tandem.core.prefill_queue import FIRST_COME, UNMEASURED, PrefillSpeed, QueuedWork, QueueRules
+from tandem.core.state_enums import RoleName
 
 _MAX_REASONS = 3
 MAX_OPTIONS = 8
@@ -140,30 +142,13 @@ class Cost:
 
 
 @dataclass(slots=True, kw_only=True)
-class Option:
-    """One way to serve a request. `score`: smaller is better, in the policy's unit; `cost` where that is seconds."""
-
-    decode: Candidate
-    prefill: Candidate | None
-    reason: str
-    score: float
-    cost: Cost | None = None
-
-    @property
-    def order(self) -> tuple[float, bool, int, int, str, str]:
-        """Sort key: by score; among equals a decode worker is left to decode, and the others take turns."""
-        first = self.prefill or self.decode
-        is_extra = self.prefill is None and self.decode.role is RoleName.DECODE
-        return (self.score, is_extra, first.last_used, self.decode.last_used, first.worker, self.decode.worker)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """`decode` streams the answer. `prefill` computes the prompt and pushes its KV; None = `decode` does all alone.
 
     Two hits, in tokens: what the prefill worker need not compute, what need not be moved to the decode worker.
-    `sources`: workers that the one that computes is to fetch from first, best first. `cost`: as predicted, if the
-    policy knows seconds. `options`: what was weighed, best first, at most MAX_OPTIONS.
+    `sources`: workers that the one that computes is to fetch from first, best first. `score`: smaller is better, in the
+    policy's unit; `cost` where that is seconds. `order`: sort key among options. `options`: what was weighed, without
+    hits, best first, at most MAX_OPTIONS.
     """
 
     decode: WorkerId
@@ -173,12 +158,29 @@ class Plan:
     decode_hit_tokens: int = 0
     sources: tuple[FetchSource, ...] = ()
     policy: str = ""
+    score: float = field(default=0.0, compare=False)
     cost: Cost | None = None
-    options: tuple[Option, ...] = field(default=(), compare=False)
+    order: tuple[float, bool, int, int, str, str] = field(default=(0.0, False, 0, 0, "", ""), compare=False)
+    options: tuple[Plan, ...] = field(default=(), compare=False)
 
     @property
     def workers(self) -> tuple[WorkerId, ...]:
         return (self.decode,) if self.prefill is None else (self.prefill, self.decode)
+
+
+def option_of(
+    decode: Candidate, prefill: Candidate | None, reason: str, score: float, cost: Cost | None = None
+) -> Plan:
+    """One way to serve a request. Among equal scores a decode worker is left to decode, and the others take turns."""
+    first, is_extra = prefill or decode, prefill is None and decode.role is RoleName.DECODE
+    return Plan(
+        decode=decode.worker,
+        prefill=prefill.worker if prefill is not None else None,
+        reason=reason,
+        score=score,
+        cost=cost,
+        order=(score, is_extra, first.last_used, decode.last_used, first.worker, decode.worker),
+    )
 
 
 class Policy(Protocol):
@@ -195,7 +197,7 @@ class Policy(Protocol):
 def chosen(
     policy: PolicyName,
     mode: Disaggregation,
-    options: Iterable[Option],
+    options: Iterable[Plan],
     candidates: Sequence[Candidate],
     alike: float = 0.0,
 ) -> Plan:
@@ -213,15 +215,13 @@ def chosen(
         best = min(turns, key=lambda option: option.order[1:])
         ranked.remove(best)
         ranked.insert(0, best)
-    prefill, decode = best.prefill, best.decode
-    return Plan(
-        decode=decode.worker,
-        prefill=prefill.worker if prefill is not None else None,
-        reason=best.reason,
+    decode = next(one for one in candidates if one.worker == best.decode)
+    prefill = next((one for one in candidates if one.worker == best.prefill), None)
+    return dataclasses.replace(
+        best,
         prefill_hit_tokens=(prefill or decode).reusable_tokens,
         decode_hit_tokens=held_tokens(prefill, decode) if prefill is not None else decode.reusable_tokens,
         policy=policy,
-        cost=best.cost,
         options=tuple(ranked[:MAX_OPTIONS]),
     )
 
@@ -303,3 +303,71 @@ def _reasons(candidates: Sequence[Candidate]) -> list[str]:
                 why = refusal(prefill, decode)
                 reasons.setdefault(why, f"{prefill.worker} and {decode.worker}: {why}")
     return list(reasons.values())[:_MAX_REASONS]
+
+
+_DIGITS = 6
+
+
+def decision(plan: Plan) -> dict[str, Any]:
+    """A plan and its alternatives as plain JSON values, for the admin port and clients that ask with X-Tandem-Route:
+    seconds, tokens, and scores in the policy's unit."""
+    return {
+        "policy": plan.policy,
+        "prefill": plan.prefill,
+        "decode": plan.decode,
+        "reason": plan.reason,
+        "prefill_hit_tokens": plan.prefill_hit_tokens,
+        "decode_hit_tokens": plan.decode_hit_tokens,
+        "sources": [{"worker": source.worker, "tokens": source.tokens} for source in plan.sources],
+        "options": [_option(option) for option in plan.options],
+    }
+
+
+def _option(option: Plan) -> dict[str, Any]:
+    body: dict[str, Any] = {"prefill": option.prefill, "decode": option.decode, "score": round(option.score, _DIGITS)}
+    return body | {"cost": _cost(option.cost)} if option.cost is not None else body
+
+
+def _cost(cost: Cost) -> dict[str, float]:
+    parts = {
+        "queue_s": cost.queue_s, "compute_s": cost.compute_s, "move_s": cost.move_s, "room_s": cost.room_s,
+        "decode_s": cost.decode_s, "others_s": cost.others_s, "broken_s": cost.broken_s, "reuse_s": cost.reuse_s,
+        "total_s": cost.total_s,
+    }  # fmt: skip
+    return {name: round(value, _DIGITS) for name, value in parts.items()}
+
+
+AFFINITY_TOKENS = 2048
+"""Prompt tokens to compute that a home may have ahead of others."""
+AFFINITY_REQUESTS = 4
+"""Requests that a home may serve more than others."""
+
+
+def with_affinity(key: str, candidates: list[Candidate]) -> list[Candidate]:
+    """The candidates as a request with this `prompt_cache_key` is to see them; an empty key sees them as they are.
+
+    A key prefers the same workers at every router, without any state: it has a home among the workers of each role. All
+    others are shown to the policy as busier than they are, by so much work as it is worth to keep the key's requests
+    together. The rest is the policy's own cost.
+    """
+    if not key:
+        return candidates
+    homes = {_home(key, [c.worker for c in candidates if c.role is role]) for role in RoleName}
+    return [candidate if candidate.worker in homes else _penalized(candidate) for candidate in candidates]
+
+
+def _home(key: str, workers: Sequence[WorkerId]) -> WorkerId | None:
+    """By rendezvous hashing: when a worker comes or leaves, no key moves but to it or from it."""
+    return max(workers, key=lambda worker: _weight(key, worker), default=None)
+
+
+def _weight(key: str, worker: WorkerId) -> bytes:
+    return hashlib.blake2b(f"{key}\0{worker}".encode(), digest_size=8).digest()
+
+
+def _penalized(candidate: Candidate) -> Candidate:
+    return dataclasses.replace(
+        candidate,
+        queued_tokens=candidate.queued_tokens + AFFINITY_TOKENS,
+        in_flight=candidate.in_flight + AFFINITY_REQUESTS,
+    )

@@ -21,21 +21,19 @@ import uvloop
 from fastapi import FastAPI
 
 from tandem.core import logs
-from tandem.core.addresses import host_port
 from tandem.core.background_loop import LoopWatch, run_beside
 from tandem.core.clock import MonotonicClock
 from tandem.core.config import PlannerMode, RouterConfig
 from tandem.core.config_loader import load
 from tandem.core.errors import StartupError, TandemError, UnavailableError
-from tandem.core.gc_freeze import freeze_gc
 from tandem.core.ids import Incarnation, RouterId, WorkerId, new_incarnation
-from tandem.core.memory import return_large_buffers, use_huge_pages
-from tandem.core.prefill_queue import QueueRules
+from tandem.core.memory import freeze_gc, return_large_buffers, use_huge_pages
 from tandem.core.secret import ClusterSecret
+from tandem.core.urls import host_port
 from tandem.router.admin.api_keys import Keyring, KeyStore
-from tandem.router.admin.app import AdminLock, OnDown, create_admin_app, live_desk, load_key
-from tandem.router.admin.audit import AuditDesk
-from tandem.router.admin.demand import DemandDesk
+from tandem.router.admin.app import AdminLock, OnDown, create_admin_app, live_events, load_key
+from tandem.router.admin.demand import DemandReporter
+from tandem.router.admin.kv_audit_handlers import AuditHandlers
 from tandem.router.admin.multiprocess_admin import whole_scrape
 from tandem.router.admin.page.chat import ApiRelay
 from tandem.router.admin.page.timeseries import TimeSeries
@@ -43,45 +41,35 @@ from tandem.router.admin.routing_handlers import RoutingHandlers
 from tandem.router.admin.scaling_handlers import ScalingHandlers, UniqueBlocks, loads_of
 from tandem.router.admin.slo_handlers import SloHandlers
 from tandem.router.admin.status import StatusPage
-from tandem.router.admission.admission_controller import AdmissionController
-from tandem.router.admission.capacity import CapacityCheck
-from tandem.router.admission.slo import SloClasses
+from tandem.router.admission.slo_classes import SloClasses
 from tandem.router.admission.status import view
-from tandem.router.api.frontend import Frontend
+from tandem.router.api.frontend import Frontend, create_admission
 from tandem.router.api.grpc_service import GrpcDoor
 from tandem.router.api.http.app import create_app
-from tandem.router.api.http.auth_middleware import AuthMiddleware
-from tandem.router.api.http.shutdown_middleware import ShutdownMiddleware
+from tandem.router.api.http.middleware import AuthMiddleware, ShutdownMiddleware
 from tandem.router.api.servers import HttpServer, TlsFiles, bind, port_after, port_of
-from tandem.router.dispatch.circuit_breaker import Breakers
 from tandem.router.dispatch.dispatcher import Dispatcher
-from tandem.router.dispatch.prefix_migration import PrefixMigration
+from tandem.router.dispatch.drain_prefix_migration import PrefixMigration
 from tandem.router.dispatch.readiness import Readiness
 from tandem.router.dispatch.retry_policy import RetryPolicy
-from tandem.router.metrics.cluster import ClusterWatch
-from tandem.router.metrics.index import IndexCollector
+from tandem.router.metrics.cluster import ClusterWatch, IndexCollector
 from tandem.router.metrics.router import Metrics
-from tandem.router.routing.policy_switch import PolicySwitch
-from tandem.router.routing.prefix_popularity import Popularity
+from tandem.router.routing.observed_traffic import Popularity
+from tandem.router.routing.policies import create_policy
 from tandem.router.server.multiprocess import run_processes
-from tandem.router.server.ready_file import Ready, write_ready
-from tandem.router.server.registration import ask_to_stop, hold_lease
+from tandem.router.server.registration import Ready, ask_to_stop, hold_lease, write_ready
 from tandem.router.server.shutdown import Drain, on_signal
 from tandem.router.server.storage import Storage, open_storage
-from tandem.router.serving.queue_timer import Pump
-from tandem.router.serving.request_parser import RequestParser
+from tandem.router.serving.request_parser import ModelRegistry, RequestParser
 from tandem.router.serving.response_stream import ResponseFactory
-from tandem.router.storage.batches import throttle
+from tandem.router.storage.batches import concurrency
 from tandem.router.storage.batches.runner import BatchRunner
 from tandem.router.tenancy.authenticator import Authenticator, TenantSalts
 from tandem.router.tenancy.budgets import BudgetBooks, Budgets
-from tandem.router.tokenization.models import ModelRegistry
-from tandem.router.tracing.setup import open_tracing
+from tandem.router.tracing.calls import open_tracing
 from tandem.router.workers.connection import Identity, WorkerLink
-from tandem.router.workers.directory import RedisDirectory
-from tandem.router.workers.link_speeds import LinkSpeedView
 from tandem.router.workers.prefix_lookup import PrefixFinder, PrefixIndex
-from tandem.router.workers.table import WorkerDirectory, WorkerTable
+from tandem.router.workers.table import LinkSpeedView, RedisDirectory, WorkerDirectory, WorkerTable
 from tandem.statestore.connection import connect
 from tandem.statestore.index.events import Position
 from tandem.statestore.index.replica import IndexReplica
@@ -143,21 +131,20 @@ class Router:
         self._slo = SloHandlers(classes)
         models = ModelRegistry.load(config.models)
         mode = config.settings.disaggregation
-        self.policy = PolicySwitch(config.settings.policy, mode)
         self.table = WorkerTable(surroundings.directory, surroundings.speeds)
         self.metrics = Metrics(lambda: self.table.links, lambda: len(self.dispatcher.flights))
         speculation = surroundings.speculation or Speculation(self._clock)
         prefixes = PrefixFinder(
             surroundings.index, self._salts.of(""), self.table.link_speed, speculation, Popularity(self._clock)
         )
-        retry_policy = RetryPolicy(self.policy, config.settings, self._clock)
+        retry_policy = RetryPolicy(create_policy(config.settings.policy, mode), config.settings, self._clock)
         probes = {model.name: tuple(model.tokenizer.encode_now(_PROBE_TEXT))[:4] or (0,) for model in models}
         self.readiness = Readiness(self.table, mode, self._clock, probes)
-        self.admission = self._build_admission(classes)
-        self._pump = Pump(self.admission)
+        self.admission = create_admission(config.admission, classes, self.table, self._clock, self.metrics)
         self.dispatcher = Dispatcher(
             self.table, retry_policy, prefixes, self._clock, self.metrics, self.readiness, self.admission
         )
+        self.admission.stranded = self.dispatcher.stranded
         self._carrying = self._build_carrying(prefixes, surroundings)
         self.metrics.watch(retry_policy, lambda: self.dispatcher.waiting)
         self._watch = self._build_watch(surroundings)
@@ -165,12 +152,23 @@ class Router:
         self.metrics.watch_admission(lambda: self.admission.waiting + self.frontend.intake.waiting)
         self._identity = Identity(router=RouterId(config.router_id), incarnation=incarnation, secret=secret)
         reader = RequestParser(
-            models, self.table, config.settings.request_timeout_s, lambda: secrets.randbits(62), self._salts.of
+            models,
+            self.table,
+            config.settings.request_timeout_s,
+            functools.partial(secrets.randbits, 62),
+            self._salts.of,
         )
         self._tracing = open_tracing(config, os.environ, self._clock)
         self.frontend = Frontend(
             reader=reader,
-            response_factory=ResponseFactory(self.dispatcher, self.admission, self._budgets, self.metrics, self._clock),
+            response_factory=ResponseFactory(
+                self.dispatcher,
+                self.admission,
+                self._budgets,
+                self.metrics,
+                self._clock,
+                config.settings.slow_reader_backlog_bytes,
+            ),
             metrics=self.metrics,
             readiness=self.readiness,
             gate=self.gate,
@@ -182,18 +180,18 @@ class Router:
             scrape=self._scrape,
             tracing=self._tracing,
         )
-        self._page = self._build_page(incarnation, retry_policy.breakers)
-        self._audits = AuditDesk(
+        self._page = self._build_page(incarnation, retry_policy)
+        self._audits = AuditHandlers(
             router=config.router_id,
             table=self.table,
             dispatcher=self.dispatcher,
             clock=self._clock,
             positions=surroundings.positions,
         )
-        self._routing = RoutingHandlers(reader, self.dispatcher, self.policy)
+        self._routing = RoutingHandlers(reader, self.dispatcher, retry_policy)
         self._scaling, self.demand = self._build_scaling(surroundings), self._build_demand(surroundings, classes)
         self._figures = TimeSeries(self.metrics, time.time)
-        self.live = live_desk(self._page, self.table, self._scaling, self._figures)
+        self.live = live_events(self._page, self.table, self._scaling, self._figures)
         self._on_down, self._storage = surroundings.on_down, surroundings.storage
         self._is_part = config.is_part
         self._tls = TlsFiles.of(config.settings.tls_cert, config.settings.tls_key)
@@ -298,7 +296,7 @@ class Router:
             self._clock,
             lambda: (
                 self.admission.waiting
-                + throttle.waiting(self.dispatcher.flights, self.table.links, self._clock.now_s())
+                + concurrency.waiting(self.dispatcher.flights, self.table.links, self._clock.now_s())
             ),
         )
 
@@ -322,8 +320,8 @@ class Router:
     def _make_link(self, where: Any) -> WorkerLink:
         return WorkerLink(where, self._identity, self.dispatcher, self._clock)
 
-    def _build_demand(self, around: Dependencies, classes: SloClasses) -> DemandDesk:
-        return DemandDesk(
+    def _build_demand(self, around: Dependencies, classes: SloClasses) -> DemandReporter:
+        return DemandReporter(
             dispatcher=self.dispatcher,
             table=self.table,
             classes=classes,
@@ -357,33 +355,18 @@ class Router:
             has_rollouts=self.config.has_rollouts,
         )
 
-    def _build_page(self, incarnation: Incarnation, breakers: Breakers) -> StatusPage:
+    def _build_page(self, incarnation: Incarnation, retry_policy: RetryPolicy) -> StatusPage:
         return StatusPage(
             config=self.config,
             incarnation=incarnation,
             table=self.table,
             dispatcher=self.dispatcher,
-            breakers=breakers,
+            breakers=retry_policy.breakers,
             readiness=self.readiness,
             clock=self._clock,
             addresses=lambda: {**self._ports, "host": self.config.settings.host, "pid": os.getpid()},
-            policy=lambda: self.policy.name.value,
+            policy=lambda: retry_policy.policy.name.value,
             admission=lambda: view(self.admission, self.metrics.refusals, self._clock.now_s()),
-        )
-
-    def _build_admission(self, classes: SloClasses) -> AdmissionController:
-        rules, room = self.config.admission, CapacityCheck(self.config.admission, lambda: classes.least_itl_s)
-        return AdmissionController(
-            rules,
-            self._clock,
-            lambda model, need: room.is_there(need, self.table.usable(model), self._clock.now_s()),
-            self.metrics,
-            on_waiting=lambda: self._pump.start(),
-            order=lambda: next((link.load.queue_rules for link in self.table.usable()), QueueRules()),
-            has_place=lambda worker, need: (
-                (link := self.table.link(worker)) is not None and room.is_there_whole(need, link, self._clock.now_s())
-            ),
-            stranded=lambda model: self.dispatcher.stranded(model),
         )
 
 

@@ -26,11 +26,10 @@ from tandem.core.logs import event
 from tandem.core.parent_death_signal import tied
 from tandem.core.timeout_scale import patient
 from tandem.router.admin.app import load_key
-from tandem.router.admin.multiprocess_admin import RouterMember, create_parts_admin, replay
+from tandem.router.admin.multiprocess_admin import ReplicatedSettings, RouterMember, create_parts_admin, replay
 from tandem.router.admin.page.chat import ApiRelay
-from tandem.router.admin.replicated_settings import ReplicatedSettings
 from tandem.router.api.servers import HttpServer, TlsFiles, bind, port_after, port_of, reserve
-from tandem.router.server.ready_file import Ready, write_ready
+from tandem.router.server.registration import Ready, write_ready
 from tandem.router.server.shutdown import AFTER_DRAIN_S, on_signal
 
 _log = logging.getLogger(__name__)

@@ -70,5 +70,5 @@ class Drain:
 
 
 def _cut_off(drain_s: float) -> TandemError:
-    why = f"it was told to {drain_s:g} s ago, and the answer took longer"
+    why = f"it was asked to {drain_s:g} s ago, and the answer took longer"
     return UnavailableError("this router stops", why=why, todo="send the request again", retry_after_s=1.0)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tandem.core.handoff import TokenLogprob
-from tandem.core.lifecycle import FinishReason
-from tandem.router.dispatch.inflight_request import Arrival, GenerationRequest
-from tandem.router.tokenization.detokenizer import StopMatcher
-from tandem.router.tokenization.echo import Echo
-from tandem.router.tokenization.tokenizer import Tokenizer
-from tandem.router.tracing.calls import Call
+from tandem.core.state_enums import FinishReason
+from tandem.router.dispatch.inflight_request import Echo, GenerationRequest
+from tandem.router.tokenization.tokenizer import StopMatcher, Tokenizer
+from tandem.router.workers.proto_convert import TokenChunk
 
 
 @dataclass(slots=True)
@@ -31,38 +29,22 @@ class ChoiceUpdate:
     """With the first update of a choice that wants them: of its prompt from the second token on."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerSettings:
-    """`received_s` is when the API call arrived; `api` names it in metrics; `tokenizer` is the model's, `model` is what
-    the client called that; `call` is ended with the answer."""
-
-    api: str
-    model: str
-    tokenizer: Tokenizer
-    stop: tuple[str, ...]
-    received_s: float
-    backlog_bytes: int
-    wants_offsets: bool = False
-    includes_stop: bool = False
-    call: Call | None = None
-
-
 class Choice:
     """The text of one choice as it grows."""
 
-    def __init__(self, index: int, settings: AnswerSettings, work: GenerationRequest) -> None:
+    def __init__(self, index: int, tokenizer: Tokenizer, work: GenerationRequest) -> None:
         self.index = index
         self.finish: FinishReason | None = None
         self.has_begun = False
         self.token_count = 0
         self.first_s = self.last_s = 0.0
         self._text_chars = len(work.echo.text) if work.echo is not None else 0
-        self._wants_offsets = settings.wants_offsets
-        self._detokenizer = settings.tokenizer.detokenizer()
-        self._matcher = StopMatcher(settings.stop, is_included=settings.includes_stop)
-        self._min_tokens, self._includes_stop = work.sampling.min_tokens, settings.includes_stop
+        self._wants_offsets = work.wants_offsets
+        self._detokenizer = tokenizer.detokenizer()
+        self._matcher = StopMatcher(work.stop, is_included=work.includes_stop)
+        self._min_tokens, self._includes_stop = work.sampling.min_tokens, work.includes_stop
         self._echo, self._is_echo_alone = work.echo, work.is_echo_alone
-        self._is_stepwise = bool(settings.stop) or settings.wants_offsets
+        self._is_stepwise = bool(work.stop) or work.wants_offsets
         self._is_plain = not self._is_stepwise and not self._is_echo_alone
 
     def begin(self, update: ChoiceUpdate) -> None:
@@ -71,21 +53,21 @@ class Choice:
         if self._echo is not None:
             update.echo, update.text = self._echo, self._echo.text
 
-    def add(self, arrival: Arrival, update: ChoiceUpdate) -> None:
-        tokens = arrival.tokens
-        if self._is_plain and arrival.finish is None:  # as nearly always
+    def add(self, chunk: TokenChunk, update: ChoiceUpdate) -> None:
+        tokens = chunk.tokens
+        if self._is_plain and chunk.finish is None:  # as nearly always
             update.text += self._detokenizer.add(tokens)
             update.tokens.extend(tokens)
             update.text_tokens += len(tokens)
             self.token_count += len(tokens)
-            if arrival.logprobs:
-                update.logprobs.extend(arrival.logprobs)
+            if chunk.logprobs:
+                update.logprobs.extend(chunk.logprobs)
             return
         if self._is_echo_alone:
             self._finish(FinishReason.LENGTH, update)
             return
         # Workers end a choice with STOP at a stop token only, which is no part of the text unless it was asked for.
-        is_cut = arrival.finish is FinishReason.STOP and not self._includes_stop
+        is_cut = chunk.finish is FinishReason.STOP and not self._includes_stop
         text_tokens = tokens[:-1] if is_cut else tokens
         step = 1 if self._is_stepwise else max(1, len(text_tokens))
         for start in range(0, len(text_tokens), step):
@@ -105,13 +87,60 @@ class Choice:
             rest = tokens[len(text_tokens) :]
             update.tokens.extend(rest)
             self.token_count += len(rest)
-            if arrival.finish is not None:
+            if chunk.finish is not None:
                 may_stop = self.token_count > self._min_tokens
                 update.text += self._matcher.add(self._detokenizer.finish(), may_stop=may_stop)
-                self._finish(FinishReason.STOP if self._matcher.is_stopped else arrival.finish, update)
+                self._finish(FinishReason.STOP if self._matcher.is_stopped else chunk.finish, update)
         taken = len(update.tokens) - len(update.logprobs)
-        update.logprobs.extend(arrival.logprobs[:taken])
+        update.logprobs.extend(chunk.logprobs[:taken])
 
     def _finish(self, finish: FinishReason, update: ChoiceUpdate) -> None:
         update.text += self._matcher.finish()
         self.finish = update.finish = finish
+
+
+class WholeChoices:
+    """Collects the updates of all choices of an answer."""
+
+    def __init__(self, count: int) -> None:
+        self._choices = [ChoiceUpdate(index, "") for index in range(count)]
+        self._texts: list[list[str]] = [[] for _ in range(count)]
+
+    def add(self, updates: Iterable[ChoiceUpdate]) -> None:
+        for update in updates:
+            whole = self._choices[update.index]
+            self._texts[update.index].append(update.text)
+            whole.echo = update.echo or whole.echo
+            if update.prompt_logprobs is not None:
+                whole.prompt_logprobs = update.prompt_logprobs
+            whole.tokens += update.tokens
+            whole.offsets += update.offsets
+            whole.logprobs += update.logprobs
+            whole.text_tokens += update.text_tokens
+            whole.finish = update.finish or whole.finish
+
+    def choices(self, prompt_count: int, kept: int | None = None) -> list[ChoiceUpdate]:
+        """All choices, numbered prompt by prompt; with `kept` the best so many of each prompt, the best first.
+
+        The best has the highest mean log-probability of its tokens; of equal ones the first.
+        """
+        for whole, texts in zip(self._choices, self._texts, strict=True):
+            whole.text = "".join(texts)
+        size = len(self._choices) // prompt_count
+        if kept is None or kept == size:
+            return self._choices
+        best: list[ChoiceUpdate] = []
+        for first in range(0, len(self._choices), size):
+            best += sorted(self._choices[first : first + size], key=_badness)[:kept]
+        for index, choice in enumerate(best):
+            choice.index = index
+        return best
+
+
+def _badness(choice: ChoiceUpdate) -> float:
+    return -mean_logprob([logprob.logprob for logprob in choice.logprobs])
+
+
+def mean_logprob(logprobs: Sequence[float]) -> float:
+    """Per token; an answer without any is as likely as can be."""
+    return sum(logprobs) / len(logprobs) if logprobs else 0.0

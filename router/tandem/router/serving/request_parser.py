@@ -1,22 +1,22 @@
-"""Requests of clients, of any API: checked, tokenised, and turned into work."""
+"""Requests of clients, of any API: checked and tokenised by the models that this router serves."""
 
 from __future__ import annotations
 
+import asyncio
 from array import array
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from tandem.core.errors import ContextLengthError, InvalidRequestError
+from tandem.core.config import ServedModel
+from tandem.core.errors import ContextLengthError, InvalidRequestError, UnknownModelError
 from tandem.core.sampling import SamplingParams
-from tandem.router.admission.slo import ANONYMOUS, Caller, SloRequest
-from tandem.router.dispatch.inflight_request import GenerationRequest
-from tandem.router.tenancy.cache_salt import request_salt
-from tandem.router.tokenization.bad_words import check_words, word_tokens
-from tandem.router.tokenization.chat_template import DEFAULT_RENDERING, Rendering, check_variables
-from tandem.router.tokenization.echo import echo_of
-from tandem.router.tokenization.models import ModelRegistry, TokenizedModel
-from tandem.router.tracing.calls import Call
+from tandem.router.dispatch.inflight_request import Echo, GenerationRequest
+from tandem.router.error_quoting import quoted
+from tandem.router.tenancy.authenticator import request_salt
+from tandem.router.tokenization.chat_template import Rendering, check_variables
+from tandem.router.tokenization.tokenizer import Decode, IncrementalDetokenizer, Tokenizer
 from tandem.router.workers.table import WorkerTable
 
 Messages = Sequence[Mapping[str, Any]]
@@ -33,45 +33,66 @@ MAX_ANSWER_SCORES = 1 << 19
 """Log-probabilities of an answer that is given when it is complete: choices x tokens x (1 + alternatives). It takes
 about 250 bytes for each until it has been sent."""
 _NO_LIMIT = 2**31 - 1
+MAX_WORDS = 256
+MAX_WORD_CHARS = 256
+_MANY_WORDS = 32
+"""From here on they are tokenised in a thread: the event loop has other streams to feed."""
+_MANY_ECHOED_TOKENS = 512
+"""From here on offsets are looked for in a thread: the event loop has other streams to feed."""
 
 
-@dataclass(slots=True, kw_only=True)
-class ApiRequest:
-    """One API call; its reader fills it in, then it is never changed. Exactly one of `prompts` (text or token ids) and
-    `messages` is given.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizedModel:
+    """`name` is the one that its workers report; requests name one of `served_names`."""
 
-    `sampling` holds the SamplingParams fields that the client gave. Without max_tokens an answer is at most
-    `default_max_tokens` long, None = what is left of the context. `max_tokens_param` names the field in errors. With
-    `echo` an answer begins with its prompt, and may be no longer. Of `sampling.n` choices the `kept` best are wanted.
-    Requests of one `cache_salt` share cached blocks among themselves alone; requests of one `cache_key` go to the same
-    workers where that costs little. `is_whole`: the answer is given when it is complete. `rendering` defines how
-    `messages` become a prompt. `call` None = it is not traced.
-    """
+    name: str
+    served_names: tuple[str, ...]
+    tokenizer: Tokenizer
 
-    api: str
-    model: str
-    prompts: tuple[str | Sequence[int], ...] = ()
-    messages: tuple[Mapping[str, Any], ...] | None = None
-    sampling: Mapping[str, Any] = field(default_factory=dict)
-    stop: tuple[str, ...] = ()
-    includes_stop: bool = False
-    bad_words: tuple[str, ...] = ()
-    echo: bool = False
-    kept: int | None = None
-    is_whole: bool = False
-    default_max_tokens: int | None = None
-    max_tokens_param: str = "max_tokens"
-    logprobs_param: str = "logprobs"
-    caller: Caller = ANONYMOUS
-    wish: SloRequest = field(default_factory=SloRequest)
-    rendering: Rendering = DEFAULT_RENDERING
-    cache_salt: str | None = None
-    cache_key: str | None = None
-    call: Call | None = None
+
+class ModelRegistry:
+    """The models that this router serves, by the names that clients use for them: at least one, distinct names."""
+
+    def __init__(self, models: Sequence[TokenizedModel]) -> None:
+        self._models = tuple(models)
+        self._by_name = {name: model for model in models for name in model.served_names}
+
+    @classmethod
+    def load(cls, configured: Sequence[ServedModel]) -> ModelRegistry:
+        """Read the tokenizers; raises ModelError."""
+        return cls([_load(model) for model in configured])
+
+    def __iter__(self) -> Iterator[TokenizedModel]:
+        return iter(self._models)
 
     @property
-    def is_echo_alone(self) -> bool:
-        return self.echo and self.sampling.get("max_tokens") == 0
+    def served_names(self) -> tuple[str, ...]:
+        """All names, model by model."""
+        return tuple(self._by_name)
+
+    def find(self, name: str) -> TokenizedModel:
+        """The model of that name; UnknownModelError if there is none."""
+        model = self._by_name.get(name)
+        if model is None:
+            raise UnknownModelError(
+                f"the model {quoted(name)} does not exist",
+                why=f"this cluster serves {', '.join(self._by_name)}",
+                param="model",
+            )
+        return model
+
+    def only(self) -> TokenizedModel:
+        """The one model, for requests that need not name it; InvalidRequestError if there are several."""
+        if len(self._models) > 1:
+            why, todo = "this cluster serves several", f"name one of {', '.join(self._by_name)}"
+            raise InvalidRequestError("the model is missing", why=why, todo=todo, param="model")
+        return self._models[0]
+
+
+def _load(model: ServedModel) -> TokenizedModel:
+    template = Path(model.chat_template) if model.chat_template else None
+    tokenizer = Tokenizer.load(Path(model.model_dir), template)
+    return TokenizedModel(name=model.name, served_names=model.served_names or (model.name,), tokenizer=tokenizer)
 
 
 class RequestParser:
@@ -94,39 +115,37 @@ class RequestParser:
         limits = (self._table.context_tokens(model.name), model.tokenizer.context_tokens)
         return min((limit for limit in limits if limit), default=0)
 
-    async def read(self, ask: ApiRequest) -> list[GenerationRequest]:
+    async def read(self, ask: GenerationRequest) -> list[GenerationRequest]:
         """One work a prompt; raises InvalidRequestError and its kinds."""
-        model = self.models.find(ask.model)
+        model = self.models.find(ask.served_model)
         _check_stops(ask.stop)
         _check_length("cache_salt", ask.cache_salt, MAX_CACHE_SALT_CHARS)
         _check_length("prompt_cache_key", ask.cache_key, MAX_CACHE_KEY_CHARS)
-        is_echo_alone = ask.is_echo_alone
         ask = await self._prepared(ask, model)
-        seed = ask.sampling.get("seed")
+        seed = ask.options.get("seed")
         seed = self._random_seed() if seed is None else seed
         # Checked before the prompt is tokenised; a limit that was not given follows once the prompt's length is known.
-        sampling = self._sampling(ask, model, max_tokens=ask.sampling.get("max_tokens", _NO_LIMIT), seed=seed)
+        sampling = self._sampling(ask, model, max_tokens=ask.options.get("max_tokens", _NO_LIMIT), seed=seed)
         works = [self._work(ask, model, prompt, sampling) for prompt in await self._prompts(ask, model)]
-        _check_scores(works, "prompt_logprobs" if "prompt_logprobs" in ask.sampling else "logprobs")
+        _check_scores(works, "prompt_logprobs" if "prompt_logprobs" in ask.options else "logprobs")
         if ask.is_whole:
             _check_answer_scores(works, ask.logprobs_param)
-        if not ask.echo:
+        if not ask.echoes:
             return works
-        wants_offsets, echoed = "logprobs" in ask.sampling, []
         for work, prompt in zip(works, ask.prompts, strict=True):
-            echo = await echo_of(prompt, work.prompt, model.tokenizer, wants_offsets)
-            echoed.append(replace(work, echo=echo, is_echo_alone=is_echo_alone))
-        return echoed
+            work.echo = await echo_of(prompt, work.prompt, model.tokenizer, "logprobs" in ask.options)
+        return works
 
-    async def _prepared(self, ask: ApiRequest, model: TokenizedModel) -> ApiRequest:
-        """With everything in `sampling` as sampling takes it."""
+    async def _prepared(self, ask: GenerationRequest, model: TokenizedModel) -> GenerationRequest:
+        """With everything in `options` as sampling takes it."""
         more: dict[str, Any] = {}
         if ask.bad_words:
             check_words(ask.bad_words)
             more["bad_words"] = await word_tokens(ask.bad_words, model.tokenizer)
-        if ask.is_echo_alone:  # no worker answers without a token
+        is_echo_alone = ask.echoes and ask.options.get("max_tokens") == 0
+        if is_echo_alone:  # no worker answers without a token
             more["max_tokens"] = 1
-        return replace(ask, sampling={**ask.sampling, **more}) if more else ask
+        return replace(ask, options={**ask.options, **more}, is_echo_alone=is_echo_alone) if more else ask
 
     async def encode_chat(
         self, model: TokenizedModel, messages: Messages, rendering: Rendering, *, most_tokens: int = 0
@@ -135,7 +154,7 @@ class RequestParser:
         _check_rendering(rendering, messages)
         return await model.tokenizer.encode_chat(messages, rendering, most_tokens=most_tokens)
 
-    async def _prompts(self, ask: ApiRequest, model: TokenizedModel) -> list[Sequence[int]]:
+    async def _prompts(self, ask: GenerationRequest, model: TokenizedModel) -> list[Sequence[int]]:
         """Packed as they are hashed and sent: a long list is walked once."""
         most = self.context_tokens(model)
         if ask.messages is not None:
@@ -152,7 +171,7 @@ class RequestParser:
         return prompts
 
     def _work(
-        self, ask: ApiRequest, model: TokenizedModel, prompt: Sequence[int], sampling: SamplingParams
+        self, ask: GenerationRequest, model: TokenizedModel, prompt: Sequence[int], sampling: SamplingParams
     ) -> GenerationRequest:
         param = "messages" if ask.messages is not None else "prompt"
         if not prompt:
@@ -166,7 +185,7 @@ class RequestParser:
                 param=param,
             )
         room = context - len(prompt) if context else _NO_LIMIT
-        max_tokens = ask.sampling.get("max_tokens")
+        max_tokens = ask.options.get("max_tokens")
         if max_tokens is None:
             default = _NO_LIMIT if ask.default_max_tokens is None else ask.default_max_tokens
             max_tokens = min(room, default, _scored_tokens(ask, sampling))
@@ -178,17 +197,20 @@ class RequestParser:
                 todo=f"ask for at most {room} tokens",
                 param=ask.max_tokens_param,
             )
-        return GenerationRequest(
+        return replace(
+            ask,
+            prompts=(),
+            messages=None,
             prompt=prompt,
             sampling=sampling,
             timeout_s=self._timeout_s,
             model=model.name,
             salt=request_salt(self._salt_of(ask.caller.tenant), ask.cache_salt),
-            cache_key=ask.cache_key or "",
+            hashes={},
         )
 
-    def _sampling(self, ask: ApiRequest, model: TokenizedModel, *, max_tokens: int, seed: int) -> SamplingParams:
-        sampling = SamplingParams(**{"seed": seed, **ask.sampling, **_implied(ask), "max_tokens": max_tokens})
+    def _sampling(self, ask: GenerationRequest, model: TokenizedModel, *, max_tokens: int, seed: int) -> SamplingParams:
+        sampling = SamplingParams(**{"seed": seed, **ask.options, **_implied(ask), "max_tokens": max_tokens})
         try:
             sampling.validate(model.tokenizer.vocab_size)
         except InvalidRequestError as error:
@@ -245,14 +267,14 @@ def _check_stops(stops: Sequence[str]) -> None:
             raise InvalidRequestError(f"stop has a string of {len(stop)} characters", why=why, param="stop")
 
 
-def _implied(ask: ApiRequest) -> dict[str, int]:
+def _implied(ask: GenerationRequest) -> dict[str, int]:
     """Sampling fields to report beyond those that the client asked for."""
     implied = {}
-    logprobs = ask.sampling.get("logprobs")
+    logprobs = ask.options.get("logprobs")
     if ask.kept is not None and logprobs is None:
         implied["logprobs"] = 0
-    if ask.echo and logprobs is not None:
-        implied["prompt_logprobs"] = max(logprobs, ask.sampling.get("prompt_logprobs", 0))
+    if ask.echoes and logprobs is not None:
+        implied["prompt_logprobs"] = max(logprobs, ask.options.get("prompt_logprobs", 0))
     return implied
 
 
@@ -269,7 +291,7 @@ def _check_scores(works: Sequence[GenerationRequest], param: str) -> None:
         )  # fmt: skip
 
 
-def _scored_tokens(ask: ApiRequest, sampling: SamplingParams) -> int:
+def _scored_tokens(ask: GenerationRequest, sampling: SamplingParams) -> int:
     """As many tokens of each choice as may have log-probabilities."""
     if not ask.is_whole or sampling.logprobs is None:
         return _NO_LIMIT
@@ -322,3 +344,55 @@ def _check_rendering(rendering: Rendering, messages: Messages) -> None:
             "the last message cannot be continued", why=f"its role is {role}, not assistant",
             param="continue_final_message",
         )  # fmt: skip
+
+
+async def echo_of(
+    prompt: str | Sequence[int], tokens: Sequence[int], tokenizer: Tokenizer, wants_offsets: bool
+) -> Echo:
+    """`prompt` as the client gave it: token ids are shown as text, special ones too."""
+    text = prompt if isinstance(prompt, str) else tokenizer.decode_all(tokens)
+    if not wants_offsets:
+        return Echo(text, tokens)
+    if len(tokens) < _MANY_ECHOED_TOKENS:
+        return Echo(text, tokens, offsets_in(text, tokens, tokenizer.decode_all))
+    return Echo(text, tokens, await asyncio.to_thread(offsets_in, text, tokens, tokenizer.decode_all))
+
+
+def offsets_in(text: str, tokens: Sequence[int], decode: Decode) -> list[int]:
+    """Return where each token begins in `text`; tokens that the tokenizer puts around a text begin at its ends.
+
+    A token that completes no character begins where that character does.
+    """
+    shift = max(0, decode(tokens).find(text))
+    detokenizer, at, offsets = IncrementalDetokenizer(decode), 0, []
+    for token in tokens:
+        offsets.append(min(max(0, at - shift), len(text)))
+        at += len(detokenizer.add([token]))
+    return offsets
+
+
+def check_words(words: Sequence[str]) -> None:
+    """Raise InvalidRequestError for too many words, and for empty or long ones."""
+    if len(words) > MAX_WORDS:
+        what = f"bad_words has {len(words)} words"
+        raise InvalidRequestError(what, why=f"at most {MAX_WORDS} are allowed", param="bad_words")
+    for word in words:
+        if not 1 <= len(word) <= MAX_WORD_CHARS:
+            why = f"each must have 1 to {MAX_WORD_CHARS} characters"
+            raise InvalidRequestError(f"bad_words has a word of {len(word)} characters", why=why, param="bad_words")
+
+
+async def word_tokens(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """The token sequences of every word as it is written at the beginning of a text and behind a space."""
+    if len(words) < _MANY_WORDS:
+        return _word_tokens(words, tokenizer)
+    return await asyncio.to_thread(_word_tokens, words, tokenizer)
+
+
+def _word_tokens(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        bare = word.lstrip(" ")
+        for text in (bare, f" {bare}") if bare else (word,):
+            found[tuple(tokenizer.encode_now(text, add_special_tokens=False))] = None
+    return tuple(tokens for tokens in found if tokens)

@@ -13,20 +13,16 @@ from tandem.core.clock import Clock
 from tandem.core.errors import CancelledError, DeadlineError, InternalError, InvalidRequestError, TandemError
 from tandem.core.handoff import TokenLogprob
 from tandem.core.ids import RequestId, WorkerId
-from tandem.router.admission.admission_controller import (
-    ANSWER_TOKENS,
-    AdmissionController,
-    AdmissionRequest,
-    QueuedRequest,
-)
-from tandem.router.admission.capacity import ResourceDemand
+from tandem.router.admission.admission_controller import ANSWER_TOKENS, AdmissionController, QueuedRequest
 from tandem.router.dispatch.dispatcher import Dispatcher
-from tandem.router.dispatch.inflight_request import Arrival, ArrivalQueue, GenerationRequest, InFlightRequest, Turn
+from tandem.router.dispatch.inflight_request import ArrivalQueue, GenerationRequest, InFlightRequest, Turn
 from tandem.router.metrics.router import Metrics
-from tandem.router.routing.decision import decision
-from tandem.router.serving.choices import AnswerSettings, Choice, ChoiceUpdate
+from tandem.router.routing.plan import decision
+from tandem.router.serving.choices import Choice, ChoiceUpdate
 from tandem.router.tenancy.budgets import Budgets
-from tandem.router.tracing.calls import AnswerEnd
+from tandem.router.tokenization.tokenizer import Tokenizer
+from tandem.router.tracing.calls import AnswerEnd, Call
+from tandem.router.workers.proto_convert import TokenChunk
 
 ERROR_FLUSH_S = 2.0
 _LEAST_S = 0.001
@@ -45,16 +41,24 @@ class ResponseFactory:
     """Opens answers; everything that they share."""
 
     def __init__(
-        self, dispatcher: Dispatcher, admission: AdmissionController, budgets: Budgets, metrics: Metrics, clock: Clock
+        self,
+        dispatcher: Dispatcher,
+        admission: AdmissionController,
+        budgets: Budgets,
+        metrics: Metrics,
+        clock: Clock,
+        backlog_bytes: int,
     ) -> None:
         self.dispatcher = dispatcher
         self.admission, self.budgets = admission, budgets
-        self.metrics, self.clock = metrics, clock
+        self.metrics, self.clock, self.backlog_bytes = metrics, clock, backlog_bytes
         self.turn = Turn()
 
-    def open(self, request: RequestId, works: Sequence[GenerationRequest], settings: AnswerSettings) -> ResponseStream:
+    def open(
+        self, request: RequestId, works: Sequence[GenerationRequest], tokenizer: Tokenizer, call: Call | None = None
+    ) -> ResponseStream:
         """A context manager; entering it sends the request to workers, at once or when its turn comes."""
-        return ResponseStream(self, request, works, settings)
+        return ResponseStream(self, request, works, tokenizer, call)
 
 
 class ResponseStream:
@@ -65,22 +69,23 @@ class ResponseStream:
         response_factory: ResponseFactory,
         request: RequestId,
         works: Sequence[GenerationRequest],
-        settings: AnswerSettings,
+        tokenizer: Tokenizer,
+        call: Call | None,
     ) -> None:
         self.id = request
-        self._response_factory, self._works, self._settings = response_factory, works, settings
-        self._inbox = ArrivalQueue(settings.backlog_bytes, response_factory.turn)
+        self._response_factory, self._works, self._call = response_factory, works, call
+        self._inbox = ArrivalQueue(response_factory.backlog_bytes, response_factory.turn)
         self._flights: list[InFlightRequest] = []
         self._stack = ExitStack()
-        self._place: QueuedRequest | None = None
         self._firsts: list[int] = []
         self._choices: list[Choice] = []
         for work in works:
             self._firsts.append(len(self._choices))
             for _ in range(work.sampling.n):
-                self._choices.append(Choice(len(self._choices), settings, work))
+                self._choices.append(Choice(len(self._choices), tokenizer, work))
         self._unfinished = len(self._choices)
-        self._read_s = response_factory.clock.now_s()
+        self._read_s, arrived_s = response_factory.clock.now_s(), works[0].arrived_s
+        self._received_s = self._read_s if arrived_s is None else arrived_s
         self._first_s = self._second_s = 0.0
         self._sent_s = 0.0
         self._error: TandemError | None = None
@@ -101,23 +106,22 @@ class ResponseStream:
             self._fly()
             return
         for slot, work in enumerate(self._works):
-            self._response_factory.dispatcher.demand.came(self._request(slot), work, self._settings.received_s)
+            self._response_factory.dispatcher.demand.came(self._request(slot), work, self._received_s)
         admission = self._response_factory.admission
+        queued = self._queued()
         try:
-            place = admission.enter(self._arrived(), self._compute_s, self._fly, self._inbox.fail, self._alone)
+            if admission.enter(queued):
+                self._stack.callback(admission.leave, queued)
         except BaseException:
             self._settle(is_served=False)
             raise
-        if place is not None:
-            self._place = place
-            self._stack.callback(admission.leave, place)
 
     def _fly(self) -> None:
         """Send all requests off, with the rest of their time since they arrived."""
         now_s = self._sent_s = self._response_factory.clock.now_s()
         with ExitStack() as stack:
             for slot, work in enumerate(self._works):
-                left_s = max(_LEAST_S, self._settings.received_s + work.timeout_s - now_s)
+                left_s = max(_LEAST_S, self._received_s + work.timeout_s - now_s)
                 flight = self._response_factory.dispatcher.submit(
                     self._request(slot), slot, work, self._inbox, left_s=left_s
                 )
@@ -128,19 +132,21 @@ class ResponseStream:
         """Identifier of the request of one of its prompts."""
         return RequestId(f"{self.id}-{slot}") if len(self._works) > 1 else self.id
 
-    def _arrived(self) -> AdmissionRequest:
+    def _queued(self) -> QueuedRequest:
         """The request as admission sees it."""
-        first, received_s = self._works[0], self._settings.received_s
-        return AdmissionRequest(
+        first, received_s = self._works[0], self._received_s
+        return QueuedRequest(
             terms=first.terms,
-            need=ResourceDemand(
-                prompt_tokens=sum(len(work.prompt) for work in self._works),
-                choices=sum(work.sampling.n for work in self._works),
-            ),
+            prompt_tokens=sum(len(work.prompt) for work in self._works),
+            choices=sum(work.sampling.n for work in self._works),
             cost=cost_of(self._works),
             arrived_s=received_s,
             deadline_s=received_s + first.timeout_s,
             model=first.model,
+            grant=self._fly,
+            refuse=self._inbox.fail,
+            compute_time=self._compute_s,
+            alone=self._alone,
         )
 
     @property
@@ -186,13 +192,13 @@ class ResponseStream:
 
     def _end_call(self) -> None:
         """Report the end of the call to its trace, if it has one."""
-        if self._settings.call is None:
+        if self._call is None:
             return
         usage = self.usage
-        self._settings.call.end(
+        self._call.end(
             AnswerEnd(
                 id=self.id,
-                model=self._settings.model,
+                model=self._works[0].served_model,
                 works=self._works,
                 traces=[flight.trace for flight in self._flights if flight.trace is not None],
                 read_s=self._read_s,
@@ -287,14 +293,14 @@ class ResponseStream:
         finally:
             self._inbox.follow(None)
 
-    def _updates(self, arrivals: Sequence[Arrival]) -> list[ChoiceUpdate]:
+    def _updates(self, arrivals: Sequence[TokenChunk]) -> list[ChoiceUpdate]:
         updates: dict[int, ChoiceUpdate] = {}
-        for arrival in arrivals:
-            self._take(arrival, updates)
+        for chunk in arrivals:
+            self._take(chunk, updates)
         return list(updates.values())
 
-    def _take(self, arrival: Arrival, updates: dict[int, ChoiceUpdate]) -> None:
-        choice = self._choices[self._firsts[arrival.slot] + arrival.choice]
+    def _take(self, chunk: TokenChunk, updates: dict[int, ChoiceUpdate]) -> None:
+        choice = self._choices[self._firsts[chunk.slot] + chunk.choice]
         if choice.finish is not None:
             return
         update = updates.get(choice.index)
@@ -302,15 +308,15 @@ class ResponseStream:
             update = updates[choice.index] = ChoiceUpdate(choice.index, "")
         if not choice.has_begun:
             choice.begin(update)
-            update.prompt_logprobs = self._prompt_logprobs(arrival.slot)
+            update.prompt_logprobs = self._prompt_logprobs(chunk.slot)
         before = choice.token_count
-        choice.add(arrival, update)
+        choice.add(chunk, update)
         if choice.finish is not None:
             self._unfinished -= 1
-            if arrival.finish is None and self._unfinished:  # else its worker has ended it, or all ends now
-                self._response_factory.dispatcher.end_choice(self._flights[arrival.slot], arrival.choice)
+            if chunk.finish is None and self._unfinished:  # else its worker has ended it, or all ends now
+                self._response_factory.dispatcher.end_choice(self._flights[chunk.slot], chunk.choice)
         if choice.token_count > before:
-            self._note_times(choice, before, arrival.at_s)
+            self._note_times(choice, before, chunk.at_s)
 
     def _prompt_logprobs(self, slot: int) -> Sequence[TokenLogprob] | None:
         work, found = self._works[slot], self._flights[slot].prompt_logprobs
@@ -338,19 +344,19 @@ class ResponseStream:
             if not self._first_s:
                 self._first_s = at_s
                 if not self._is_background:
-                    self._measured.ttft.observe(at_s - self._settings.received_s)
+                    self._measured.ttft.observe(at_s - self._received_s)
         choice.last_s = at_s
 
     def _measure(self) -> None:
         metrics, measured, now_s = self._response_factory.metrics, self._measured, self._response_factory.clock.now_s()
-        metrics.request_ended(self._settings.api, self._error.code if self._error is not None else "ok")
+        metrics.request_ended(self._works[0].api, self._error.code if self._error is not None else "ok")
         usage = self.usage
         measured.generated_tokens.inc(usage.completion_tokens)
         if usage.completion_tokens:
             measured.prompt_tokens.inc(usage.prompt_tokens)
             measured.cached_tokens.inc(usage.cached_tokens)
         if self._error is None and not self._is_background:
-            measured.e2e.observe(now_s - self._settings.received_s)
+            measured.e2e.observe(now_s - self._received_s)
         if self._works[0].terms.slo and not self._is_background:
             metrics.slo(self._works[0].terms.slo, self._outcome())
         for flight in self._flights:
@@ -366,7 +372,7 @@ class ResponseStream:
                 measured.predicted_ttft.observe(predicted.first_token_s)
                 measured.ttft_error.observe(abs(actual_s - predicted.first_token_s))
             if flight.handoff is not None:
-                measured.handoff.observe(flight.handoff.overhead_s)
+                measured.handoff_overhead.observe(flight.handoff.overhead_s)
         last_s = max((one.last_s for one in self._choices if one.token_count > 1), default=0.0)
         if last_s and not self._is_background:
             measured.decode.observe(last_s - self._first_s)
@@ -386,7 +392,7 @@ class ResponseStream:
         if self._error is not None:
             return "cancelled" if self._error.code == "cancelled" else "failed"
         gaps_s = [(one.last_s - one.first_s) / (one.token_count - 1) for one in choices if one.token_count > 1]
-        check_slo = self._first_s - self._settings.received_s <= terms.ttft_s
+        check_slo = self._first_s - self._received_s <= terms.ttft_s
         return "met" if check_slo and max(gaps_s, default=0.0) <= terms.itl_s else "missed"
 
     def decision(self) -> dict[str, Any]:
@@ -395,7 +401,7 @@ class ResponseStream:
 
     def timing(self) -> dict[str, Any]:
         """Seconds of each phase since the call arrived, and the parts of the hand-off; for measurements."""
-        zero_s = self._settings.received_s
+        zero_s = self._received_s
         flight = self._flights[0]
         times: dict[str, Any] = {
             "sent_s": self._sent_s - zero_s,
@@ -438,7 +444,7 @@ def cost_of(works: Sequence[GenerationRequest]) -> int:
 async def attend(
     answer: ResponseStream, delivery: Coroutine[Any, Any, None], *watchers: Coroutine[Any, Any, None]
 ) -> None:
-    """Run `delivery` to its end beside `watchers`. After a failure a reader has LAST_WORDS_S to receive it.
+    """Run `delivery` to its end beside `watchers`. After a failure a reader has ERROR_FLUSH_S to receive it.
 
     `delivery` runs in the calling task: a task costs more than sending a token.
     """

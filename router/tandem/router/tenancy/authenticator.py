@@ -6,6 +6,8 @@ let in only where the configuration states so (see Anonymous).
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import ipaddress
 from collections.abc import Callable, Iterable
 from functools import lru_cache
@@ -14,7 +16,7 @@ from tandem.core.api_keys import ApiKey, Scope, id_of
 from tandem.core.config import Anonymous
 from tandem.core.errors import AuthError, PermissionDeniedError, StartupError
 from tandem.core.secret import ClusterSecret
-from tandem.router.admission.slo import ANONYMOUS, Caller
+from tandem.router.admission.slo_classes import ANONYMOUS, Caller
 from tandem.router.error_quoting import quoted
 
 SALT_BYTES = 16
@@ -51,9 +53,9 @@ class Authenticator:
         if self._anonymous is not Anonymous.LOOPBACK or self._keys or _is_loopback(host):
             return
         raise StartupError(
-            f"--host is {host!r}, and there is no API key", why="everybody who reaches it could use it",
+            f"--host is {host!r}, and there is no API key", why="anyone who can reach it could use it",
             todo="create one with `clusterctl key create` while it listens on loopback, or use --anonymous never and"
-            " create one afterwards, or let everybody in with --anonymous always",
+            " create one afterwards, or let everyone in with --anonymous always",
         )  # fmt: skip
 
     def set_keys(self, keys: Iterable[ApiKey]) -> None:
@@ -135,3 +137,19 @@ class TenantSalts:
     def of(self, tenant: str) -> bytes:
         """16 bytes, the same in every router of the cluster."""
         return self._derive(tenant)
+
+
+def request_salt(tenant_salt: bytes, cache_salt: str | None) -> bytes:
+    """The salt of a request: its tenant's, or one for this `cache_salt` of this tenant, which no other tenant can get.
+
+    A client's value is hashed under a key that it does not know, so no client learns or chooses another one's salt.
+    """
+    if cache_salt is None:
+        return tenant_salt
+    return hmac.new(tenant_salt, b"cache_salt:" + cache_salt.encode(), hashlib.sha256).digest()[:SALT_BYTES]
+
+
+TENANT = "tandem.tenant"
+"""The tenant that the call belongs to."""
+CALLER = "tandem.caller"
+"""The Caller: the tenant and rights of the request's sender."""

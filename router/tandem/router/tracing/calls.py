@@ -1,15 +1,22 @@
-"""An API call as a trace sees it: begun when it arrives, and ended once, whatever becomes of it."""
+"""API calls as a trace sees them: begun when one arrives, ended once; and tracing as configured, none or
+OpenTelemetry's."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tandem.core.errors import TandemError
+from tandem.core.clock import Clock
+from tandem.core.config import RouterConfig
+from tandem.core.errors import StartupError, TandemError
 from tandem.core.ids import RequestId
+from tandem.core.urls import redacted
+from tandem.core.version import release
 from tandem.router.dispatch.inflight_request import GenerationRequest
-from tandem.router.dispatch.traces import RequestTrace
+from tandem.router.dispatch.request_trace import RequestTrace
+from tandem.router.tracing.settings import tracing_settings
 
 RESPONSE_HEADER = "traceresponse"
 """Name of the header that gives a client the trace of its call."""
@@ -75,3 +82,24 @@ def context_of(headers: Iterable[tuple[str, str]]) -> Context:
         if name in (_PARENT, _STATE):
             found.setdefault(name, []).append(value)
     return found if len(found.get(_PARENT, ())) == 1 else {}
+
+
+def open_tracing(config: RouterConfig, variables: Mapping[str, str], clock: Clock) -> Tracing | None:
+    """None = it is off. StartupError when it cannot be had."""
+    settings = tracing_settings(config.tracing, variables)
+    if settings is None:
+        return None
+    try:
+        from tandem.router.tracing.otel import make_tracing
+    except ImportError as error:
+        raise StartupError(
+            f"traces cannot be sent to {redacted(settings.url)}", why=f"{error.name} is not installed",
+            todo="install tandem-serve with the extra otel, or leave tracing off",
+        ) from error  # fmt: skip
+    resource = {
+        "service.name": "tandem-router",
+        "service.namespace": config.cluster,
+        "service.instance.id": config.router_id,
+        "service.version": release(),
+    }
+    return make_tracing(settings, resource, clock, time.time_ns)

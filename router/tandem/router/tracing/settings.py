@@ -48,14 +48,14 @@ def tracing_settings(section: TracingSection, variables: Mapping[str, str]) -> T
 
 
 def check_endpoint(name: str, url: str) -> None:
-    """ConfigError when the setting `name` is no URL of a receiver."""
+    """ConfigError when the setting `name` is not the URL of a receiver."""
     try:
         parts = urlsplit(url)
         is_right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         is_right = False
     if not is_right:
-        raise ConfigError(f"{name} is no URL of a receiver", todo=f"write one such as {_DEFAULT_ENDPOINT}")
+        raise ConfigError(f"{name} is not the URL of a receiver", todo=f"write one such as {_DEFAULT_ENDPOINT}")
     if parts.username is not None or parts.query:
         why = "it is shown in logs, and so would be the password or key in it"
         raise ConfigError(f"{name} holds more than an address", why=why, todo="put it into OTEL_EXPORTER_OTLP_HEADERS")
@@ -67,7 +67,7 @@ def check_headers(name: str, text: str) -> None:
     for number, part in enumerate(text.split(","), 1):
         if part.strip() and not _HEADER.fullmatch(part.strip()):
             todo = "write name=value,name=value, with values as in a URL (%20 for a space)"
-            raise ConfigError(f"{name} holds no headers", why=f"part {number} of it is none", todo=todo)
+            raise ConfigError(f"{name} must hold headers", why=f"part {number} is not a header", todo=todo)
 
 
 def _url(section: TracingSection, variables: Mapping[str, str], *, is_wanted: bool) -> str:

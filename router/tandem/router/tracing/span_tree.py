@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from tandem.core.errors import STATUS, TandemError
-from tandem.router.dispatch.spans import Span, spans
-from tandem.router.dispatch.traces import RequestTrace
+from tandem.router.dispatch.request_trace import RequestTrace
+from tandem.router.dispatch.traces import Span, spans
 from tandem.router.tracing.calls import AnswerEnd
 
 Value = str | int | float | bool | Sequence[str]

@@ -24,15 +24,15 @@ from tandem.core.clock import Clock
 from tandem.core.errors import CapacityError, TandemError, WorkerLostError, from_code
 from tandem.core.ids import Incarnation, RouterId, WorkerId
 from tandem.core.lease_timing import BEAT_S, PROOF_OF_LIFE, STAND_S
-from tandem.core.lifecycle import WorkerState
+from tandem.core.link_speed import ReportedLink
 from tandem.core.logs import event
-from tandem.core.protocol_version import stream_refusal
 from tandem.core.secret import ClusterSecret
+from tandem.core.state_enums import WorkerState
 from tandem.core.timeout_scale import patient
-from tandem.router.routing.inflight_load import Outstanding
-from tandem.router.routing.prefill_utilization import COMPUTING_SECONDS, ComputingShare
+from tandem.core.version import stream_refusal
+from tandem.router.routing.observed_traffic import COMPUTING_SECONDS, ComputingShare, Outstanding
 from tandem.router.workers import proto_convert
-from tandem.router.workers.proto_convert import PromptChunk, ReportedLink, ReportedLoad, TokenChunk, WorkerFacts
+from tandem.router.workers.proto_convert import PromptChunk, ReportedLoad, TokenChunk, WorkerFacts
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc as w_grpc
 
@@ -221,11 +221,11 @@ class WorkerLink:
             await call.write(proto_convert.hello(identity.router, identity.incarnation, self.where.incarnation))
             answer = await _next(call)
         if answer is _EOF or answer.WhichOneof("kind") != "hello":
-            raise _BrokenError("the worker did not greet")
+            raise _BrokenError("the worker sent no hello")
         try:
             facts = proto_convert.facts_from_wire(answer.hello.info)
         except ValueError as error:
-            raise _BrokenError(f"the worker's greeting is wrong: {error}") from error
+            raise _BrokenError(f"the worker's hello is invalid: {error}") from error
         if facts.worker != self.where.worker or facts.incarnation != self.where.incarnation:
             raise _BrokenError(f"{facts.worker} in incarnation {facts.incarnation} answers at this address")
         if why := stream_refusal(facts.protocol):
@@ -303,7 +303,7 @@ class WorkerLink:
                 self._heard_s += now_s - due_s
                 self._writing_s += now_s - due_s
             if now_s - self._heard_s > SILENCE_S:
-                raise _BrokenError(f"the worker said nothing for {SILENCE_S:g} s")
+                raise _BrokenError(f"the worker sent nothing for {SILENCE_S:g} s")
             if now_s - self._writing_s > SILENCE_S:
                 # It was stopped, and no longer reads; a write to it blocks once the window is full.
                 raise _BrokenError(f"the worker read nothing for {SILENCE_S:g} s")
@@ -331,7 +331,7 @@ class WorkerLink:
         try:
             self._listener.on_lost(self, why)
         except Exception:  # noqa: BLE001 - the next session begins all the same
-            _log.exception("the loss of worker %s was not dealt with whole", self.worker)
+            _log.exception("the loss of worker %s was not handled completely", self.worker)
 
 
 class _BrokenError(Exception):

@@ -11,8 +11,8 @@ from typing import Protocol
 from tandem.core.block_hash import BlockHash, HashRoot, chain
 from tandem.core.ids import WorkerId
 from tandem.core.kv_compatibility import KVProfile, lossy_name, offers_for
-from tandem.core.lifecycle import RoleName
-from tandem.router.routing.prefix_popularity import Popularity
+from tandem.core.state_enums import RoleName
+from tandem.router.routing.observed_traffic import Popularity
 from tandem.router.workers.proto_convert import WorkerFacts
 from tandem.statestore.index.speculation import Holder, Speculation
 

@@ -2,50 +2,40 @@
 
 from __future__ import annotations
 
+import struct
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
+from itertools import chain
+from typing import overload
 
 from tandem.core import token_ids
 from tandem.core.errors import ConfigError
 from tandem.core.handoff import ChoiceState, HandoffTiming, TokenLogprob
-from tandem.core.ids import Incarnation, WorkerId
 from tandem.core.kv_compatibility import KVProfile
-from tandem.core.lifecycle import FinishReason, RoleName, WorkerState
+from tandem.core.ledger import LedgerCounts
+from tandem.core.link_speed import ReportedLink
 from tandem.core.prefill_queue import FIRST_COME, UNMEASURED, PrefillSpeed, QueuedWork, QueueRules
-from tandem.core.protocol_version import STREAM_VERSION
+from tandem.core.proto_mapping import from_proto, to_proto
 from tandem.core.sampling import SamplingParams
+from tandem.core.state_enums import FinishReason, RoleName, WorkerState
+from tandem.core.version import STREAM_VERSION
 from tandem.kvtransfer.wire import profile_from_wire
-from tandem.router.workers.alternatives import Alternatives
 from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
+from tandem.statestore.records import WorkerRecord
 
 BATCH_BYTES = 256 * 1024
 """Bytes of a message that holds several."""
+_ALTERNATIVE = struct.Struct("<If")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerFacts:
-    """A worker's description of itself when its stream opened; true for one incarnation."""
+class WorkerFacts(WorkerRecord):
+    """A worker's description of itself when its stream opened: `state` as it was then, the rest for one incarnation."""
 
-    worker: WorkerId
-    incarnation: Incarnation
     role: RoleName
-    address: str
-    model: str
-    fingerprint: str
-    tp: int
-    block_tokens: int
-    kv_dtype: str
-    max_model_len: int
-    vocab_size: int
-    num_blocks: tuple[int, ...]
-    token_kv_bytes: int
-    transports: tuple[str, ...]
-    protocol: int
-    eos_token_ids: tuple[int, ...]
-    pid: int
-    rank_pids: tuple[int, ...]
     profile: KVProfile
     host: str = ""
 
@@ -71,6 +61,10 @@ class TokenChunk:
     handoff: HandoffTiming | None = None
     phase_s: float = 0.0
     """Since its prompt was begun (with `cached_tokens`) or all its KV was there (with `handoff`); 0 = not known."""
+    slot: int = 0
+    """Position of its prompt in the API call, and `at_s` the time of its arrival, once its request accepted it: then
+    `tokens`, `logprobs` and `finish` follow those passed on before, without gaps."""
+    at_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,34 +78,10 @@ class PromptChunk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockCounts:
+class BlockCounts(LedgerCounts):
     """Blocks of one KV group by state."""
 
     group: int
-    total: int
-    free: int
-    cached: int
-    request: int
-    pushing: int
-    reserved: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportedLink:
-    """A link from a rank of the worker that reports it to one of `peer`; speeds in bytes a second, 0 = no figure."""
-
-    rank: int
-    peer: WorkerId
-    peer_rank: int
-    transport: str
-    from_host: str
-    to_host: str
-    bytes_per_s: float
-    latency_s: float
-    achieved_bytes_per_s: float
-    stalls: int
-    reason: str
-    unused: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,24 +114,16 @@ class ReportedLoad:
         return min((b.total for b in self.blocks), default=0)
 
 
-@dataclass(slots=True, kw_only=True)
-class Submission:
-    """One request for one worker."""
+class Leg(IntEnum):
+    """The part of a request that a worker computes."""
 
-    request: str
-    attempt: int
-    leg: w.Leg.ValueType
-    prompt: Sequence[int]
-    sampling: g.SamplingParams
-    salt: bytes
-    last_block_hash: bytes
-    timeout_s: float
-    peer: WorkerFacts | None = None
-    sources: Sequence[tuple[WorkerFacts, int]] = ()
-    """Workers that hold leading tokens of the prompt, and how many, best first."""
-    forced: Sequence[ChoiceState] = ()
-    """Output that the client has."""
-    trace: str = ""
+    FULL = w.LEG_FULL
+    PREFILL = w.LEG_PREFILL
+    DECODE = w.LEG_DECODE
+
+
+SamplingMessage = g.SamplingParams
+"""Sampling settings as they are sent: made once for all workers of a request."""
 
 
 def hello(router: str, router_incarnation: int, worker_incarnation: int) -> w.RouterMessage:
@@ -196,23 +158,37 @@ def end_choices(request: str, attempt: int, choices: Sequence[int]) -> w.RouterM
     return w.RouterMessage(end_choices=w.EndChoices(request=request, attempt=attempt, choices=choices))
 
 
-def submit(order: Submission) -> w.RouterMessage:
+def submit(
+    *,
+    request: str,
+    attempt: int,
+    leg: Leg,
+    prompt: Sequence[int],
+    sampling: SamplingMessage,
+    salt: bytes,
+    last_block_hash: bytes,
+    timeout_s: float,
+    peer: WorkerFacts | None,
+    sources: Iterable[tuple[WorkerFacts, int]],
+    forced: Iterable[ChoiceState],
+    trace: str,
+) -> w.RouterMessage:
+    """One request for one worker. `sources`: workers that hold leading tokens of the prompt, and how many, best first.
+    `forced`: output that the client has."""
     message = w.Submit(
-        request=order.request,
-        attempt=order.attempt,
-        leg=order.leg,
-        prompt_ids=token_ids.pack(order.prompt),
-        sampling=order.sampling,
-        salt=order.salt,
-        last_block_hash=order.last_block_hash,
-        timeout_s=order.timeout_s,
-        forced=[_choice_to_wire(state) for state in order.forced],
-        trace=order.trace,
+        request=request,
+        attempt=attempt,
+        leg=w.Leg.ValueType(leg),
+        prompt_ids=token_ids.pack(prompt),
+        sampling=sampling,
+        salt=salt,
+        last_block_hash=last_block_hash,
+        timeout_s=timeout_s,
+        peer=None if peer is None else to_proto(w.WorkerRef, peer),
+        sources=[w.PrefixSource(worker=to_proto(w.WorkerRef, facts), tokens=tokens) for facts, tokens in sources],
+        forced=[to_proto(g.ChoiceState, state, finish=finish_to_wire(state.finish)) for state in forced],
+        trace=trace,
     )
-    if order.peer is not None:
-        message.peer.CopyFrom(_ref(order.peer))
-    for facts, tokens in order.sources:
-        message.sources.append(w.PrefixSource(worker=_ref(facts), tokens=tokens))
     return w.RouterMessage(submit=message)
 
 
@@ -232,61 +208,14 @@ def next_of(unsent: deque[w.RouterMessage]) -> w.RouterMessage:
     return w.RouterMessage(batch=batch) if len(batch.messages) > 1 else first
 
 
-def _choice_to_wire(state: ChoiceState) -> g.ChoiceState:
-    return g.ChoiceState(choice=state.choice, tokens=state.tokens, finish=finish_to_wire(state.finish))
-
-
-def _ref(facts: WorkerFacts) -> w.WorkerRef:
-    return w.WorkerRef(worker=facts.worker, incarnation=facts.incarnation, address=facts.address)
-
-
 def sampling_to_wire(sampling: SamplingParams) -> g.SamplingParams:
-    return g.SamplingParams(
-        max_tokens=sampling.max_tokens,
-        n=sampling.n,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        repetition_penalty=sampling.repetition_penalty,
-        seed=sampling.seed,
-        stop_token_ids=sampling.stop_token_ids,
-        ignore_eos=sampling.ignore_eos,
-        logit_bias=dict(sampling.logit_bias),
-        logprobs=sampling.logprobs,
-        min_tokens=sampling.min_tokens,
-        bad_words=[g.BadWord(tokens=word) for word in sampling.bad_words],
-        allowed_token_ids=sampling.allowed_token_ids,
-        prompt_logprobs=sampling.prompt_logprobs,
-    )
+    bad_words = [g.BadWord(tokens=word) for word in sampling.bad_words]
+    return to_proto(g.SamplingParams, sampling, logit_bias=dict(sampling.logit_bias), bad_words=bad_words)
 
 
 def facts_from_wire(info: w.WorkerInfo) -> WorkerFacts:
     """Raises ValueError for a role that this router does not know."""
-    return WorkerFacts(
-        worker=WorkerId(info.worker),
-        incarnation=Incarnation(info.incarnation),
-        role=RoleName(info.role),
-        address=info.address,
-        model=info.model,
-        fingerprint=info.fingerprint,
-        tp=info.tp,
-        block_tokens=info.block_tokens,
-        kv_dtype=info.kv_dtype,
-        max_model_len=info.max_model_len,
-        vocab_size=info.vocab_size,
-        num_blocks=tuple(info.num_blocks),
-        token_kv_bytes=info.token_kv_bytes,
-        transports=tuple(info.transports),
-        protocol=info.protocol,
-        eos_token_ids=tuple(info.eos_token_ids),
-        pid=info.pid,
-        rank_pids=tuple(info.rank_pids),
-        profile=profile_from_wire(info.profile),
-        host=info.host,
-    )
+    return from_proto(WorkerFacts, info, profile=profile_from_wire(info.profile))
 
 
 def chunk_from_wire(chunk: w.TokenChunk) -> TokenChunk:
@@ -298,48 +227,24 @@ def chunk_from_wire(chunk: w.TokenChunk) -> TokenChunk:
     if chunk.HasField("cached_tokens"):
         found.cached_tokens = chunk.cached_tokens
     if chunk.HasField("handoff"):
-        found.handoff = _handoff_from_wire(chunk.handoff)
+        found.handoff = from_proto(HandoffTiming, chunk.handoff)
     if phase_s := chunk.phase_s:
         found.phase_s = phase_s
     return found
 
 
 def prompt_from_wire(chunk: w.PromptChunk) -> PromptChunk:
-    return PromptChunk(
-        request=chunk.request,
-        attempt=chunk.attempt,
-        position=chunk.position,
-        logprobs=[_logprob_from_wire(logprob) for logprob in chunk.logprobs],
-    )
+    return from_proto(PromptChunk, chunk, logprobs=[_logprob_from_wire(logprob) for logprob in chunk.logprobs])
 
 
 def load_from_wire(report: w.LoadReport, now_s: float) -> ReportedLoad:
     """`now_s`: when it arrived. Impossible rules of a queue count as first come, first served."""
-    return ReportedLoad(
-        queued_requests=report.queued_requests,
-        running_requests=report.running_requests,
-        queued_tokens=report.queued_tokens,
-        in_flight=report.in_flight,
+    return from_proto(
+        ReportedLoad,
+        report,
         prefill_speed=PrefillSpeed(tokens_per_s=report.prefill_rate, context_s=report.prefill_context_s),
-        decode_step_s=report.decode_step_s,
-        decode_sequence_s=report.decode_sequence_s,
-        decoding_sequences=report.decoding_sequences,
         queue=tuple(QueuedWork(now_s + row.due_in_s, row.tokens, row.requests, row.attended) for row in report.queue),
         queue_rules=_rules_from_wire(report),
-        blocks=tuple(
-            BlockCounts(
-                group=count.group,
-                total=count.total,
-                free=count.free,
-                cached=count.cached,
-                request=count.request,
-                pushing=count.pushing,
-                reserved=count.reserved,
-            )
-            for count in report.blocks
-        ),
-        links=tuple(map(_link_from_wire, report.links)),
-        counters=dict(report.counters),
     )
 
 
@@ -348,23 +253,6 @@ def _rules_from_wire(report: w.LoadReport) -> QueueRules:
         return QueueRules(stretch=report.queue_stretch, max_overtake_s=report.queue_max_overtake_s)
     except ConfigError:
         return FIRST_COME
-
-
-def _link_from_wire(link: w.LinkReport) -> ReportedLink:
-    return ReportedLink(
-        rank=link.rank,
-        peer=WorkerId(link.peer),
-        peer_rank=link.peer_rank,
-        transport=link.transport,
-        from_host=link.from_host,
-        to_host=link.to_host,
-        bytes_per_s=link.bytes_per_s,
-        latency_s=link.latency_s,
-        achieved_bytes_per_s=link.achieved_bytes_per_s,
-        stalls=link.stalls,
-        reason=link.reason,
-        unused=tuple(link.unused),
-    )
 
 
 def logprob_to_wire(logprob: TokenLogprob) -> g.TokenLogprob:
@@ -391,10 +279,35 @@ def _logprob_from_wire(logprob: g.TokenLogprob) -> TokenLogprob:
     )
 
 
-def _handoff_from_wire(timing: g.HandoffTiming) -> HandoffTiming:
-    return HandoffTiming(
-        ticket_wait_s=timing.ticket_wait_s,
-        sample_to_step_s=timing.sample_to_step_s,
-        last_wire_s=timing.last_wire_s,
-        step_rest_s=timing.step_rest_s,
-    )
+class Alternatives(Sequence[tuple[int, float]]):
+    """(token id, logprob) of each, in a tenth of the memory of tuples. Logprobs are float32.
+
+    An answer that is not streamed holds half a million of them.
+    """
+
+    __slots__ = ("_packed",)
+
+    def __init__(self, top: Sequence[tuple[int, float]]) -> None:
+        self._packed = struct.pack(f"<{'If' * len(top)}", *chain.from_iterable(top))
+
+    def __len__(self) -> int:
+        return len(self._packed) // _ALTERNATIVE.size
+
+    def __iter__(self) -> Iterator[tuple[int, float]]:
+        return _ALTERNATIVE.iter_unpack(self._packed)
+
+    @overload
+    def __getitem__(self, place: int) -> tuple[int, float]: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[tuple[int, float]]: ...
+    def __getitem__(self, place: int | slice) -> tuple[int, float] | Sequence[tuple[int, float]]:
+        return tuple(self)[place]
+
+    def __eq__(self, other: object) -> bool:
+        return tuple(self) == tuple(other) if isinstance(other, Iterable) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))

@@ -6,21 +6,28 @@ import asyncio
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Mapping
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from redis.asyncio import Redis
+
 from tandem.core.ids import Incarnation, WorkerId
 from tandem.core.kv_compatibility import KVProfile
-from tandem.core.lifecycle import RoleName
+from tandem.core.link_speed import LinkSpeed, ReportedLink, Route
 from tandem.core.logs import event
-from tandem.router.routing.affinity import with_affinity
-from tandem.router.routing.inflight_load import prompts
-from tandem.router.routing.plan import Candidate, form, pairs, refusal
+from tandem.core.state_enums import RoleName
+from tandem.router.routing.observed_traffic import prompts
+from tandem.router.routing.plan import Candidate, form, pairs, refusal, with_affinity
 from tandem.router.workers.connection import LinkFactory, WorkerAddress, WorkerLink
-from tandem.router.workers.link_speeds import LinkSpeedView
 from tandem.router.workers.prefix_lookup import PrefixView, SpeedOf
 from tandem.router.workers.proto_convert import ReportedLoad, WorkerFacts
+from tandem.statestore.index.registry import RegistryWatcher
+from tandem.statestore.index.replica import IndexReplica
+from tandem.statestore.keys import Keys
+from tandem.statestore.records import WorkerRecord
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 1.0
@@ -257,3 +264,96 @@ def _candidate(link: WorkerLink, link_speed: SpeedOf, now_s: float) -> Candidate
         profile=facts.profile,
         link_speed=functools.partial(link_speed, facts.worker),
     )
+
+
+class RedisDirectory:
+    """Registered workers, as Redis has them: the source of the worker table. Keeps the index replica on the same
+    workers."""
+
+    def __init__(self, redis: Redis, keys: Keys, replica: IndexReplica) -> None:
+        self._watcher = RegistryWatcher(redis, keys)
+        self._replica = replica
+
+    async def run(self, on_change: Callable[[Mapping[WorkerId, RegisteredAddress]], None]) -> None:
+        def changed(records: Mapping[WorkerId, WorkerRecord]) -> None:
+            self._replica.set_workers({worker: record.incarnation for worker, record in records.items()})
+            on_change(records)
+
+        await self._watcher.run(changed)
+
+    def note_beat(self, worker: WorkerId, incarnation: Incarnation) -> None:
+        self._watcher.note_beat(worker, incarnation)
+
+
+_MOST_ENDS = 64
+"""Workers on either side with links that are looked at for a median."""
+
+
+class LinkEnd(Protocol):
+    """The fields that are read of a link to a worker."""
+
+    @property
+    def facts(self) -> WorkerFacts | None: ...
+    @property
+    def used_links(self) -> Sequence[ReportedLink]: ...
+
+
+class LinkSpeedView:
+    """Speed of KV between workers, from their links and the cluster's measurements.
+
+    `set_rows` from time to time, `bytes_per_s` for every plan: it is a few look-ups.
+    """
+
+    def __init__(self) -> None:
+        self._speeds: dict[Route, LinkSpeed] = {}
+        self._rows: list[LinkSpeed] = []
+        self._found: dict[tuple[str, str, tuple[str, ...], tuple[str, ...]], float | None] = {}
+        """Speeds found in `_speeds` for a pair of hosts and the transports of either; plans ask for every pair of
+        workers."""
+
+    @property
+    def rows(self) -> Sequence[LinkSpeed]:
+        """Every measurement and failure that the cluster knows, as of the last reading."""
+        return self._rows
+
+    def set_rows(self, rows: Iterable[LinkSpeed]) -> None:
+        """The complete list, read anew."""
+        self._rows = list(rows)
+        self._speeds = {row.route: row for row in self._rows if not row.failure}
+        self._found = {}
+
+    def bytes_per_s(self, prefill: LinkEnd | None, decode: LinkEnd | None) -> float | None:
+        """Measured from one worker to the other: of the slowest link of rank 0 in use; else of the fastest transport
+        that both have, between their hosts. None = not measured."""
+        if prefill is None or decode is None or prefill.facts is None or decode.facts is None:
+            return None
+        if links := prefill.used_links:
+            peer = decode.facts.worker
+            used = [link.bytes_per_s for link in links if link.peer == peer and link.rank == 0 and link.bytes_per_s > 0]
+            if used:
+                return min(used)
+        return self._between_hosts(prefill.facts, decode.facts)
+
+    def median(self, senders: Sequence[LinkEnd], receivers: Sequence[LinkEnd]) -> float:
+        """Median of `bytes_per_s` from one worker to another, of the pairs that were measured; 0 = none was."""
+        found: list[float] = []
+        for sender in senders[:_MOST_ENDS]:
+            if sender.facts is None:
+                continue
+            used: dict[WorkerId, float] = {}
+            for link in sender.used_links:
+                if link.rank == 0 and link.bytes_per_s > 0:
+                    used[link.peer] = min(link.bytes_per_s, used.get(link.peer, math.inf))
+            for receiver in receivers[:_MOST_ENDS]:
+                if receiver.facts is None or receiver.facts.worker == sender.facts.worker:
+                    continue
+                speed = used.get(receiver.facts.worker) or self._between_hosts(sender.facts, receiver.facts)
+                found += [speed] if speed and speed < math.inf else []
+        return statistics.median(found) if found else 0.0
+
+    def _between_hosts(self, sender: WorkerFacts, receiver: WorkerFacts) -> float | None:
+        key = (sender.host, receiver.host, sender.transports, receiver.transports)
+        if key not in self._found:
+            speeds = (self._speeds.get((*key[:2], name)) for name in sender.transports if name in receiver.transports)
+            self._found[key] = max((row.bytes_per_s for row in speeds if row is not None), default=None)
+        return self._found[key]

@@ -36,8 +36,8 @@ _LINGER_S: Final = 0.002
 _LOST, _GAP, _LATE = -1, -2, -3
 
 # Returns the size of the set, or _LOST (another incarnation holds the lease), _LATE (its holder's time was over: see
-# lease.py) or _GAP (the stream is not where we left it). A call that is repeated because its answer got lost finds its
-# entry in place and changes nothing.
+# member_lease.py) or _GAP (the stream is not where we left it). A call that is repeated because its answer got lost
+# finds its entry in place and changes nothing.
 _WRITE = f"""
 local time, until_ms = redis.call('TIME'), tonumber(ARGV[9])
 if until_ms > 0 and time[1] * 1000 + math.floor(time[2] / 1000) >= until_ms then return {_LATE} end

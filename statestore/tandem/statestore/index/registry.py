@@ -19,7 +19,7 @@ from tandem.core.clock import Clock, MonotonicClock
 from tandem.core.ids import Incarnation, WorkerId
 from tandem.core.lease_timing import BEAT_S, LEASE_S
 from tandem.statestore.connection import OUTAGE, Backoff
-from tandem.statestore.index.lease import NO_INCARNATION, WorkerLease
+from tandem.statestore.index.member_lease import NO_INCARNATION, WorkerLease
 from tandem.statestore.keys import Keys, Member, is_name
 from tandem.statestore.pubsub import Wakeups
 from tandem.statestore.records import WorkerRecord

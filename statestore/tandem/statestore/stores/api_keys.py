@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from collections.abc import Callable
@@ -13,8 +12,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from tandem.core.api_keys import ApiKey, Scope
-from tandem.core.errors import UnavailableError
-from tandem.statestore.connection import OUTAGE, Backoff, no_answer
+from tandem.statestore.connection import raising_unavailable
 from tandem.statestore.keys import Keys
 from tandem.statestore.pubsub import Wakeups
 from tandem.statestore.when_full import HASH_FIRST
@@ -47,11 +45,9 @@ class ApiKeyStore:
 
     async def add(self, key: ApiKey) -> None:
         """Keep a new key; adding it again changes nothing."""
-        try:
+        with raising_unavailable():
             await self._add(keys=[self._hash], args=[key.id, to_json(key)])
             await self._redis.publish(self._channel, key.id)
-        except OUTAGE as error:
-            raise no_answer(error) from error
 
     async def revoke(self, key_id: str, now_s: float) -> bool:
         """Forget a key but for its id; False = there was none. If this is cut off half way, the key opens nothing and
@@ -59,33 +55,27 @@ class ApiKeyStore:
 
         Returns once the server has that on disk, and one of its replicas where it has any; in CONFIRM_S each at most.
         """
-        try:
+        with raising_unavailable():
             async with self._redis.client() as one:  # a server confirms what came over the same connection
                 names = [self._hash, self._revoked]
                 was_there = bool(await self._revoke(keys=names, args=[key_id, int(now_s)], client=one))
                 await one.publish(self._channel, key_id)
                 await _confirm(one, key_id)
-        except OUTAGE as error:
-            raise no_answer(error) from error
         return was_there
 
     async def revoked(self) -> list[str]:
         """Ids of the last KEPT_REVOKED keys that were revoked, the latest first."""
-        try:
+        with raising_unavailable():
             rows = await self._redis.zrevrange(self._revoked, 0, -1)
-        except OUTAGE as error:
-            raise no_answer(error) from error
         return [row.decode() for row in rows]
 
     async def all(self) -> list[ApiKey]:
         """Every key, the oldest first. Unreadable and revoked ones are left out: such a key opens nothing."""
-        try:
+        with raising_unavailable():
             async with self._redis.pipeline(transaction=False) as pipeline:  # a key revoked in between stays revoked
                 pipeline.hgetall(self._hash)
                 pipeline.zrange(self._revoked, 0, -1)
                 rows, revoked = await pipeline.execute()
-        except OUTAGE as error:
-            raise no_answer(error) from error
         found, gone = [], set(revoked)
         for field, text in rows.items():
             if field in gone:
@@ -101,21 +91,11 @@ class ApiKeyStore:
 
         It is called in this task and must not block. In an outage it is not called: the last known keys count.
         """
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._wakeups.run())
-            await self._poll(on_keys, poll_s)
 
-    async def _poll(self, on_keys: Callable[[list[ApiKey]], None], poll_s: float) -> None:
-        backoff = Backoff()
-        while True:
-            try:
-                on_keys(await self.all())
-            except UnavailableError as error:
-                _log.warning("API keys not readable", extra={"fields": {"why": error.why}})
-                await backoff.pause()
-                continue
-            backoff.reset()
-            await self._wakeups.wait(poll_s)
+        async def look() -> None:
+            on_keys(await self.all())
+
+        await self._wakeups.poll(look, poll_s, "API keys")
 
 
 async def _confirm(one: Any, key_id: str) -> None:
@@ -149,5 +129,5 @@ def from_json(text: bytes | str) -> ApiKey:
         if type(getattr(key, name)) is not kind:
             raise ValueError(f"{name} is no {kind.__name__}")
     if len(key.digest) != 64 or not key.digest.isascii():
-        raise ValueError("digest is no SHA-256")
+        raise ValueError("digest is not a SHA-256")
     return key

@@ -13,10 +13,9 @@ from redis.asyncio import Redis
 
 from tandem.core.batch import BatchRecord, FileRecord, batch_from_json, to_json
 from tandem.core.ids import Incarnation
-from tandem.statestore.connection import OUTAGE, no_answer
+from tandem.statestore.connection import raising_unavailable
 from tandem.statestore.keys import Keys
-from tandem.statestore.stores.record_store import RecordStore
-from tandem.statestore.stores.usage import USAGE_LUA, charge_of
+from tandem.statestore.stores.record_store import USAGE_LUA, RecordStore, charge_of
 
 _AT_ONCE: Final = 100
 KEPT_BATCHES: Final = 10_000
@@ -130,12 +129,10 @@ class BatchStore:
         names = [keys.batches, keys.open_batches, keys.tenant_batches(tenant), keys.batches_due]
         names += [keys.tenant_open_batches(tenant), keys.charges, keys.charged]
         arguments = [record.id, f"{record.version} {to_json(record)}", record.created_s, tenant, charge_of(input_bytes)]
-        try:
+        with raising_unavailable():
             opened = Opened(await self._open(keys=names, args=[*arguments, most_open, most_bytes, most_kept]))
             if opened is Opened.DONE:
                 await self._redis.publish(keys.batches_channel, record.id)
-        except OUTAGE as error:
-            raise no_answer(error) from error
         return opened
 
     async def save(
@@ -165,12 +162,10 @@ class BatchStore:
         for file in files:
             arguments += [file.id, to_json(file), file.created_s, "" if file.expires_s is None else file.expires_s]
             arguments.append(charge_of(file.size_bytes))
-        try:
+        with raising_unavailable():
             saved = Saved(await self._script(keys=names, args=arguments))
             if saved is Saved.DONE and owner is None:
                 await self._redis.publish(keys.batches_channel, record.id)
-        except OUTAGE as error:
-            raise no_answer(error) from error
         return saved
 
     async def load(self, batch: str) -> BatchRecord | None:
@@ -186,23 +181,19 @@ class BatchStore:
         found: list[BatchRecord] = []
         listing = self._keys.tenant_batches(tenant)
         start = await self._shelf.place_after(tenant, after, is_ascending=False)
-        try:
+        with raising_unavailable():
             while len(found) <= limit:
                 ids = await self._redis.zrange(listing, start, start + limit, desc=True)
                 if not ids:
                     break
                 found += await self._shelf.load_all([batch.decode() for batch in ids])
                 start += len(ids)
-        except OUTAGE as error:
-            raise no_answer(error) from error
         return found[:limit], len(found) > limit
 
     async def open(self) -> Sequence[str]:
         """Ids of the batches that are not over, oldest first."""
-        try:
+        with raising_unavailable():
             ids = await self._redis.zrange(self._keys.open_batches, 0, -1)
-        except OUTAGE as error:
-            raise no_answer(error) from error
         return [batch.decode() for batch in ids]
 
     async def load_all(self, batches: Sequence[str]) -> Sequence[BatchRecord]:

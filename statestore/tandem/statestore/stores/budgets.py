@@ -12,7 +12,7 @@ from typing import Any, Final
 from redis.asyncio import Redis
 
 from tandem.core.config import BudgetSection
-from tandem.statestore.connection import OUTAGE, no_answer
+from tandem.statestore.connection import raising_unavailable
 from tandem.statestore.keys import Keys
 from tandem.statestore.when_full import HASH_FIRST
 
@@ -70,8 +70,6 @@ class BudgetStore:
         answer."""
         rates = [budget.requests_per_minute / 60, budget.tokens_per_minute / 60]
         args = [*rates, charge.requests, charge.tokens, int(charge.is_asked), BURST_S]
-        try:
+        with raising_unavailable():
             wait_ms = await self._spend(keys=[self._keys.budget(tenant)], args=args)
-        except OUTAGE as error:
-            raise no_answer(error) from error
         return int(wait_ms) / 1000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import math
@@ -22,10 +21,10 @@ from tandem.core.desired import (
     Rollout,
     RolloutPhase,
 )
-from tandem.core.errors import ConfigError, UnavailableError
+from tandem.core.errors import ConfigError
 from tandem.core.ids import WorkerId
-from tandem.core.lifecycle import RoleName
-from tandem.statestore.connection import OUTAGE, Backoff, no_answer
+from tandem.core.state_enums import RoleName
+from tandem.statestore.connection import raising_unavailable
 from tandem.statestore.keys import Keys
 from tandem.statestore.pubsub import Wakeups
 from tandem.statestore.when_full import HASH_FIRST
@@ -75,37 +74,29 @@ class DesiredStateStore:
 
     async def load(self) -> DesiredState | None:
         """The state, or None when none was ever saved. ConfigError: the stored one cannot be read."""
-        try:
+        with raising_unavailable():
             text = await self._redis.hget(self._keys.desired, "state")
-        except OUTAGE as error:
-            raise no_answer(error) from error
         return None if text is None else from_json(text)
 
     async def dated(self) -> tuple[DesiredState | None, float]:
         """As `load`, and its age in seconds, by the server's clock; 0 where none was noted."""
-        try:
+        with raising_unavailable():
             async with self._redis.pipeline(transaction=False) as pipeline:
                 pipeline.hmget(self._keys.desired, "state", "saved_s")
                 pipeline.time()
                 (text, saved_s), (now_s, _) = await pipeline.execute()
-        except OUTAGE as error:
-            raise no_answer(error) from error
         age_s = max(0.0, float(int(now_s) - int(saved_s))) if saved_s is not None else 0.0
         return (None if text is None else from_json(text)), age_s
 
     async def version(self) -> int:
         """Version of the state, also of one that `load` cannot read; 0 = none was ever saved."""
-        try:
+        with raising_unavailable():
             return int(await self._redis.hget(self._keys.desired, "version") or 0)
-        except OUTAGE as error:
-            raise no_answer(error) from error
 
     async def recorded(self) -> Recorded:
         """The whole record, also of a state that cannot be read."""
-        try:
+        with raising_unavailable():
             version, text, noted = await self._redis.hmget(self._keys.desired, "version", "state", "configured")
-        except OUTAGE as error:
-            raise no_answer(error) from error
         state, trouble = _readable(text)
         return Recorded(version=int(version or 0), state=state, trouble=trouble, configured=_readable(noted)[0])
 
@@ -123,48 +114,36 @@ class DesiredStateStore:
             state.validate()
         noted = to_json(configured) if configured is not None else ""
         args = [expected_version, state.version, to_json(state), noted]
-        try:
+        with raising_unavailable():
             is_saved = bool(await self._script(keys=[self._keys.desired], args=args))
             if is_saved:
                 await self._redis.publish(self._keys.desired_channel, state.version)
-        except OUTAGE as error:
-            raise no_answer(error) from error
         return is_saved
 
     async def note_configured(self, configured: DesiredState, version: int) -> bool:
         """Note the configuration beside the record, which stays; False = it has another version now."""
-        try:
+        with raising_unavailable():
             return bool(await self._note(keys=[self._keys.desired], args=[version, to_json(configured)]))
-        except OUTAGE as error:
-            raise no_answer(error) from error
 
     async def watch(self, on_change: Callable[[DesiredState], None], *, poll_s: float = 1.0) -> None:
         """Call `on_change` with the state now and after every change, until cancelled.
 
         Versions may be skipped, never repeated. It is called in this task and must not block. Survives outages.
         """
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._wakeups.run())
-            await self._poll(on_change, poll_s)
-
-    async def _poll(self, on_change: Callable[[DesiredState], None], poll_s: float) -> None:
-        backoff = Backoff()
         seen: DesiredState | None = None
-        while True:
+
+        async def look() -> None:
+            nonlocal seen
             try:
                 state = await self.load()
-            except UnavailableError as error:
-                _log.warning("desired state not readable", extra={"fields": {"why": error.why}})
-                await backoff.pause()
-                continue
             except ConfigError as error:
                 _log.error("desired state is broken", extra={"fields": {"why": error.message}})
-                state = seen
-            backoff.reset()
+                return
             if state is not None and state != seen:
-                seen = state
                 on_change(state)
-            await self._wakeups.wait(poll_s)
+                seen = state
+
+        await self._wakeups.poll(look, poll_s, "desired state")
 
 
 def to_json(state: DesiredState) -> str:
@@ -183,7 +162,7 @@ def from_json(text: bytes | str) -> DesiredState:
 def from_record(raw: Mapping[str, Any]) -> DesiredState:
     """The state out of what `to_json` wrote, decoded; ValueError, TypeError or KeyError when it is none."""
     if not isinstance(raw, dict):
-        raise TypeError("it is no object")
+        raise TypeError("it is not an object")
     pools = tuple(_as_pool(pool) for pool in raw["pools"])
     if sum(pool.count for pool in pools) > MAX_WORKERS:
         raise ValueError(f"it counts more than {MAX_WORKERS} workers")
@@ -229,7 +208,7 @@ def _as_member(raw: object) -> DesiredWorker:
 def _as_revision(raw: object) -> Revision:
     known = _typed(raw, {"name": str, "model": str, "model_path": str, "settings": dict})
     if not all(type(part) is str for pair in known["settings"].items() for part in pair):
-        raise TypeError("settings of a revision are no texts")
+        raise TypeError("settings of a revision are not strings")
     return Revision(**known)
 
 
@@ -242,7 +221,7 @@ def _as_rollout(raw: object) -> Rollout:
 
 def _typed(raw: object, types: Mapping[str, type]) -> dict[str, Any]:
     if not isinstance(raw, dict):
-        raise TypeError("a part of it is no object")
+        raise TypeError("a part of it is not an object")
     for name, value in raw.items():
         if type(value) is not types.get(name):  # a bool is no int here
             raise TypeError(f"{str(name)[:80]!r} cannot be {str(value)[:80]!r}")
@@ -253,10 +232,10 @@ def _seconds(value: object) -> float:
     """A finite number of 0 or more, not NaN."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf:
         return float(value)
-    raise ValueError(f"{str(value)[:80]!r} is no number of seconds")
+    raise ValueError(f"{str(value)[:80]!r} is not a number of seconds")
 
 
 def _whole(value: object) -> int:
     if type(value) is not int:
-        raise TypeError(f"{str(value)[:80]!r} is no whole number")
+        raise TypeError(f"{str(value)[:80]!r} is not a whole number")
     return value

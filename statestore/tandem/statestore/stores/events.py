@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 
 from tandem.core.errors import InvalidRequestError
 from tandem.core.events import MAX_EVENTS, ClusterEvent
-from tandem.statestore.connection import OUTAGE, no_answer
+from tandem.statestore.connection import raising_unavailable
 from tandem.statestore.keys import Keys
 from tandem.statestore.when_full import STREAM_FIRST
 
@@ -34,21 +34,17 @@ class ClusterEventStore:
 
     async def append(self, events: Sequence[ClusterEvent]) -> None:
         """Append them behind all others, and forget the oldest beyond the bound."""
-        try:
+        with raising_unavailable():
             await self._append(keys=[self._key], args=[self._max_events, *(event.to_json() for event in events)])
-        except OUTAGE as error:
-            raise no_answer(error) from error
 
     async def last(self, count: int) -> list[tuple[str, ClusterEvent]]:
         """The last `count` readable ones, oldest first, each with its place."""
         found: list[tuple[str, ClusterEvent]] = []
         before = "+"
-        try:
+        with raising_unavailable():
             while len(found) < count and (rows := await self._redis.xrevrange(self._key, max=before, count=count)):
                 found = [*_decoded(reversed(rows)), *found]
                 before = f"({rows[-1][0].decode()}"
-        except OUTAGE as error:
-            raise no_answer(error) from error
         return found[-count:] if count > 0 else []
 
     async def after(self, place: str, count: int) -> list[tuple[str, ClusterEvent]]:
@@ -58,17 +54,15 @@ class ClusterEventStore:
         """
         if _PLACE.fullmatch(place) is None:
             raise InvalidRequestError(
-                f"{place[:80]!r} is no place in the events", todo="use one that came with an event"
+                f"{place[:80]!r} is not a position in the events", todo="use one that came with an event"
             )
-        try:
+        with raising_unavailable():
             while True:
                 rows = await self._redis.xrange(self._key, min=f"({place}", count=count)
                 found = _decoded(rows)
                 if found or not rows:
                     return found
                 place = rows[-1][0].decode()
-        except OUTAGE as error:
-            raise no_answer(error) from error
 
 
 def _decoded(rows: Any) -> list[tuple[str, ClusterEvent]]:

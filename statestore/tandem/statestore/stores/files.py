@@ -13,10 +13,9 @@ from typing import Any, Final
 from redis.asyncio import Redis
 
 from tandem.core.batch import FileRecord, file_from_json, to_json
-from tandem.statestore.connection import OUTAGE, no_answer
+from tandem.statestore.connection import raising_unavailable
 from tandem.statestore.keys import Keys
-from tandem.statestore.stores.record_store import RecordStore
-from tandem.statestore.stores.usage import USAGE_LUA, charge_of
+from tandem.statestore.stores.record_store import USAGE_LUA, RecordStore, charge_of
 
 UPLOAD_S: Final = 86_400
 """An upload that is not whole after so long is given up."""
@@ -55,11 +54,9 @@ class FileStore:
 
     async def adopt(self, directory: str) -> str:
         """Make `directory` (an id) this cluster's if it has none yet; returns the cluster's."""
-        try:
+        with raising_unavailable():
             await self._redis.set(self._keys.files_dir, directory, nx=True)
             return str((await self._redis.get(self._keys.files_dir)).decode())
-        except OUTAGE as error:
-            raise no_answer(error) from error
 
     async def begin(self, record: FileRecord, most_bytes: int | None = None) -> bool:
         """Record a file before its bytes come, at most `record.size_bytes`. False, and nothing written: with them its
@@ -75,10 +72,8 @@ class FileStore:
 
     async def kept_bytes(self, tenant: str) -> int:
         """Bytes that the files and the inputs of the open batches of a tenant count as."""
-        try:
+        with raising_unavailable():
             return int(await self._redis.hget(self._keys.charged, tenant) or 0)
-        except OUTAGE as error:
-            raise no_answer(error) from error
 
     async def load(self, tenant: str, file: str) -> FileRecord | None:
         """The file, or None when there is none of that id that can be read, it is not whole, or it is another
@@ -93,7 +88,7 @@ class FileStore:
         found: list[FileRecord] = []
         listing = self._keys.tenant_files(tenant)
         start = await self._shelf.place_after(tenant, after, is_ascending=is_ascending)
-        try:
+        with raising_unavailable():
             while len(found) <= limit:
                 ids = await self._redis.zrange(listing, start, start + _PAGE - 1, desc=not is_ascending)
                 if not ids:
@@ -101,8 +96,6 @@ class FileStore:
                 records = await self._shelf.load_all([one.decode() for one in ids])
                 found += [record for record in records if purpose in (None, record.purpose)]
                 start += len(ids)
-        except OUTAGE as error:
-            raise no_answer(error) from error
         return found[:limit], len(found) > limit
 
     async def due(self, now_s: float, skip: int = 0) -> Sequence[str]:
@@ -118,7 +111,5 @@ class FileStore:
         names = [keys.files, keys.files_due, keys.tenant_files(record.tenant), keys.charges, keys.charged]
         arguments = [record.id, to_json(record), due, record.created_s if is_listed else ""]
         arguments += [record.tenant, charge_of(record.size_bytes), "" if most_bytes is None else most_bytes]
-        try:
+        with raising_unavailable():
             return bool(await self._script(keys=names, args=arguments))
-        except OUTAGE as error:
-            raise no_answer(error) from error

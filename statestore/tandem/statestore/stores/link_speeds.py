@@ -6,21 +6,17 @@ measurement by the server's clock, from which readers get an age that needs no c
 
 from __future__ import annotations
 
-import asyncio
 import json
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from redis.asyncio import Redis
 
-from tandem.core.errors import UnavailableError
 from tandem.core.link_speed import LinkSpeed
-from tandem.statestore.connection import OUTAGE, Backoff, no_answer
+from tandem.statestore.connection import raising_unavailable
 from tandem.statestore.keys import Keys
 from tandem.statestore.pubsub import Wakeups
 
-_log = logging.getLogger(__name__)
 EXPIRE_S: Final = 3600.0
 MAX_ROWS: Final = 20_000
 """More are not written: hosts² × transports must stay readable every few seconds."""
@@ -63,15 +59,13 @@ class LinkSpeedStore:
             failed = _field(row, is_failure=True)
             field = failed if row.failure else _field(row, is_failure=False)
             arguments += [field, "" if row.failure else failed, int(row.age_s * 1e6), _to_json(row)]
-        try:
+        with raising_unavailable():
             await self._script(keys=[self._key], args=arguments)
             await self._redis.publish(self._channel, len(rows))
-        except OUTAGE as error:
-            raise no_answer(error) from error
 
     async def read(self) -> list[LinkSpeed]:
         """Everything that is not too old, with its age; unreadable rows are left out."""
-        try:
+        with raising_unavailable():
             async with self._redis.pipeline(transaction=False) as pipeline:
                 pipeline.hgetall(self._key)
                 pipeline.time()
@@ -81,8 +75,6 @@ class LinkSpeedStore:
             old = [field for field, row in rows.items() if row is None or row.age_s > EXPIRE_S]
             if old:
                 await self._redis.hdel(self._key, *old)
-        except OUTAGE as error:
-            raise no_answer(error) from error
         return [row for field, row in rows.items() if row is not None and row.age_s <= EXPIRE_S]
 
     async def watch(self, on_rows: Callable[[list[LinkSpeed]], None], *, poll_s: float = POLL_S) -> None:
@@ -90,18 +82,11 @@ class LinkSpeedStore:
 
         It is called in this task and must not block. Survives outages, in which the last known rows stay.
         """
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._wakeups.run())
-            backoff = Backoff()
-            while True:
-                try:
-                    on_rows(await self.read())
-                except UnavailableError as error:
-                    _log.warning("link speeds not readable", extra={"fields": {"why": error.why}})
-                    await backoff.pause()
-                    continue
-                backoff.reset()
-                await self._wakeups.wait(poll_s)
+
+        async def look() -> None:
+            on_rows(await self.read())
+
+        await self._wakeups.poll(look, poll_s, "link speeds")
 
 
 def _field(row: LinkSpeed, *, is_failure: bool) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from redis.asyncio import Redis
 
 from tandem.core.ids import Incarnation
-from tandem.statestore.connection import OUTAGE, no_answer
+from tandem.statestore.connection import raising_unavailable
 from tandem.statestore.when_full import EMPTY_FIRST
 
 _HOLD = f"""
@@ -37,14 +37,10 @@ class OwnerLease:
 
     async def hold(self, incarnation: Incarnation) -> bool:
         """Take it if it is free, or renew it; False = another router holds it."""
-        try:
+        with raising_unavailable():
             return bool(await self._hold(keys=[self.key], args=[incarnation, int(self.lease_s * 1000)]))
-        except OUTAGE as error:
-            raise no_answer(error) from error
 
     async def release(self, incarnation: Incarnation) -> bool:
         """Give it up, so that another router can take it at once; False = it was lost before."""
-        try:
+        with raising_unavailable():
             return bool(await self._release(keys=[self.key], args=[incarnation]))
-        except OUTAGE as error:
-            raise no_answer(error) from error

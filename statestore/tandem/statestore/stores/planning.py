@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 
 from tandem.core.demand import Demand, RouterDemand
 from tandem.core.ids import RouterId
-from tandem.statestore.connection import OUTAGE, no_answer
+from tandem.statestore.connection import raising_unavailable
 from tandem.statestore.keys import Keys
 
 _log = logging.getLogger(__name__)
@@ -53,15 +53,13 @@ class PlanningStore:
 
     async def tell(self, router: RouterId, demand: Demand) -> bool:
         """Store the router's report, in place of the one before; False = too many routers report."""
-        try:
+        with raising_unavailable():
             args = [router, MAX_ROUTERS, EXPIRE_S, demand.to_json()]
             return bool(await self._write(keys=[self._demand], args=args))
-        except OUTAGE as error:
-            raise no_answer(error) from error
 
     async def heard(self) -> list[RouterDemand]:
         """Return every router's report within STALE_S, by name; older ones are forgotten, unreadable ones left out."""
-        try:
+        with raising_unavailable():
             async with self._redis.pipeline(transaction=False) as pipeline:
                 pipeline.hgetall(self._demand)
                 pipeline.time()
@@ -70,23 +68,17 @@ class PlanningStore:
             found = {router: _heard(router, rows[router], now_s) for router in sorted(rows)}
             if old := [part for router, one in found.items() if one is None for part in (router, rows[router])]:
                 await self._forget(keys=[self._demand], args=old)
-        except OUTAGE as error:
-            raise no_answer(error) from error
         return [one for one in found.values() if one is not None]
 
     async def say(self, word: Mapping[str, Any], *, for_s: float) -> None:
         """Store the planner's decision, a JSON object; it holds for so long."""
-        try:
+        with raising_unavailable():
             await self._redis.set(self._word, json.dumps(word, separators=(",", ":")), px=max(1, int(for_s * 1000)))
-        except OUTAGE as error:
-            raise no_answer(error) from error
 
     async def word(self) -> dict[str, Any] | None:
         """Return the planner's last decision; None = nothing that still holds, or nothing that can be read."""
-        try:
+        with raising_unavailable():
             text = await self._redis.get(self._word)
-        except OUTAGE as error:
-            raise no_answer(error) from error
         try:
             found = json.loads(text) if text is not None and len(text) <= MAX_WORD_BYTES else None
         except ValueError:

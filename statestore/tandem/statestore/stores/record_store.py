@@ -2,6 +2,9 @@
 
 The content of a text, and what is behind it, is the business of files and batches. An unreadable one, of another
 version or foreign, is logged and left out: it must not block access to the others.
+
+For each, its tenant is charged bytes of the directory for files: a charge is written in the same script as its file or
+batch, and given back in the one that forgets it, so sums are exact.
 """
 
 from __future__ import annotations
@@ -9,14 +12,31 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from tandem.core.batch import BatchRecord, FileRecord
 from tandem.core.errors import ConfigError
-from tandem.statestore.connection import OUTAGE, no_answer
-from tandem.statestore.stores.usage import USAGE_LUA
+from tandem.statestore.connection import raising_unavailable
 
 _log = logging.getLogger(__name__)
+LEAST_CHARGE_BYTES: Final = 64 * 1024
+"""Charge of a file, however short it is: its record takes memory of Redis, too."""
+# A hash by id, "bytes tenant", and one by tenant with the sums.
+USAGE_LUA: Final = """
+local function discharge(charges, sums, id)
+  local at = redis.call('HGET', charges, id)
+  if not at then return end
+  local size, tenant = string.match(at, '^(%d+) (.+)$')
+  redis.call('HDEL', charges, id)
+  if redis.call('HINCRBY', sums, tenant, -size) <= 0 then redis.call('HDEL', sums, tenant) end
+end
+local function charge(charges, sums, id, tenant, size)
+  discharge(charges, sums, id)
+  redis.call('HSET', charges, id, size .. ' ' .. tenant)
+  redis.call('HINCRBY', sums, tenant, size)
+end
+local function used(sums, tenant) return tonumber(redis.call('HGET', sums, tenant) or '0') end
+"""
 _MAX_TOLD = 4096
 # KEYS: records, due, charges, sums, and the tenant's list if that is known. ARGV: id.
 _FORGET = f"""{USAGE_LUA}
@@ -32,7 +52,7 @@ R = TypeVar("R", BatchRecord, FileRecord)
 class RecordStore(Generic[R]):
     """`records`: key of the hash, id → text; `due`: of the set, id → second in which it may be forgotten; `listing`: of
     a tenant's set, id → second of creation; `parse`: decodes a text, ValueError if it cannot be read; `charges`,
-    `charged`: the bytes that it counts as, see `usage`.
+    `charged`: the bytes that it counts as, see `charge_of`.
 
     Calls raise UnavailableError when Redis does not answer.
     """
@@ -64,36 +84,28 @@ class RecordStore(Generic[R]):
 
     async def load(self, one: str) -> R | None:
         """The record of that id; None if there is none, or it cannot be read."""
-        try:
+        with raising_unavailable():
             text = await self.redis.hget(self.records, one)
-        except OUTAGE as error:
-            raise no_answer(error) from error
         return self.read(one, text)
 
     async def is_known(self, one: str) -> bool:
         """True if a text is stored under that id, readable or not."""
-        try:
+        with raising_unavailable():
             return bool(await self.redis.hexists(self.records, one))
-        except OUTAGE as error:
-            raise no_answer(error) from error
 
     async def load_all(self, ids: Sequence[str]) -> list[R]:
         """Their records, in this order, without those that are not there or cannot be read."""
         if not ids:
             return []
-        try:
+        with raising_unavailable():
             texts = await self.redis.hmget(self.records, ids)
-        except OUTAGE as error:
-            raise no_answer(error) from error
         records = [self.read(one, text) for one, text in zip(ids, texts, strict=True)]
         return [record for record in records if record is not None]
 
     async def due_by(self, now_s: float, limit: int = 100, skip: int = 0) -> Sequence[str]:
         """At most `limit` ids that may be forgotten by now, most overdue first, without the first `skip`."""
-        try:
+        with raising_unavailable():
             ids = await self.redis.zrangebyscore(self.due, "-inf", now_s, start=skip, num=limit)
-        except OUTAGE as error:
-            raise no_answer(error) from error
         return [one.decode() for one in ids]
 
     async def forget(self, one: str) -> None:
@@ -105,18 +117,19 @@ class RecordStore(Generic[R]):
         names = [self.records, self.due, self.charges, self.charged]
         if record is not None:
             names.append(self.listing(record.tenant))
-        try:
+        with raising_unavailable():
             await self.redis.register_script(_FORGET)(keys=names, args=[one])
-        except OUTAGE as error:
-            raise no_answer(error) from error
 
     async def place_after(self, tenant: str, after: str | None, *, is_ascending: bool) -> int:
         """Start of the page behind `after` in a tenant's list; the list's start if that id is not in it."""
         if after is None:
             return 0
         listing = self.listing(tenant)
-        try:
+        with raising_unavailable():
             rank = await (self.redis.zrank if is_ascending else self.redis.zrevrank)(listing, after)
-        except OUTAGE as error:
-            raise no_answer(error) from error
         return 0 if rank is None else int(rank) + 1
+
+
+def charge_of(size_bytes: int) -> int:
+    """Return the bytes that a file of that size counts as."""
+    return max(LEAST_CHARGE_BYTES, size_bytes)

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from redis.asyncio import Redis
 
-from tandem.statestore.connection import OUTAGE, no_answer
+from tandem.statestore.connection import raising_unavailable
 from tandem.statestore.keys import Keys
 
 _FIELDS: Final = ("tenant", "body", "items", "turn", "chain")
@@ -129,24 +129,18 @@ class ResponseStore:
         written: its tenant would keep more than `most_bytes`."""
         texts = [text for field in response.fields.items() for text in field]
         names = [*self._books(response.tenant), self._keys.response(response.id)]
-        try:
+        with raising_unavailable():
             return bool(await self._save(keys=names, args=[response.id, self._expiry_ms, self.most_bytes, *texts]))
-        except OUTAGE as error:
-            raise no_answer(error) from error
 
     async def kept_bytes(self, tenant: str) -> int:
         """Bytes that the stored responses of a tenant count as."""
-        try:
+        with raising_unavailable():
             return int(await self._kept(keys=self._books(tenant), args=[]))
-        except OUTAGE as error:
-            raise no_answer(error) from error
 
     async def load(self, tenant: str, response: str) -> StoredResponse | None:
         """The response, or None when there is none of that id, it expired, or it is another tenant's."""
-        try:
+        with raising_unavailable():
             values = await self._redis.hmget(self._keys.response(response), _FIELDS)
-        except OUTAGE as error:
-            raise no_answer(error) from error
         if any(value is None for value in values) or values[0] != tenant.encode():
             return None
         _, body, items, turn, chain = values
@@ -160,23 +154,19 @@ class ResponseStore:
         if not responses:
             return []
         keys = [self._keys.response(response) for response in responses]
-        try:
+        with raising_unavailable():
             async with self._redis.pipeline(transaction=False) as pipeline:
                 for key in keys:
                     pipeline.hget(key, "turn")
                 names = [*self._books(tenant), *keys]
                 await self._renew(keys=names, args=[self._expiry_ms, *responses], client=pipeline)
                 answers: list[Any] = await pipeline.execute()
-        except OUTAGE as error:
-            raise no_answer(error) from error
         return answers[:-1]
 
     async def delete(self, tenant: str, response: str) -> None:
         """Forget it; responses that continue it can no longer be continued."""
-        try:
+        with raising_unavailable():
             await self._delete(keys=[*self._books(tenant), self._keys.response(response)], args=[response])
-        except OUTAGE as error:
-            raise no_answer(error) from error
 
     def _books(self, tenant: str) -> list[str]:
         return [self._keys.tenant_responses(tenant), self._keys.tenant_response_bytes(tenant)]

@@ -1,7 +1,5 @@
 """Authorization: the token of an administrator, or of a ServiceAccount with the rights of its Roles."""
 
-from __future__ import annotations
-
 from tests.integration.deploy.emulation.resources import ROLE_BINDINGS, ROLES, RefusedError, Resource
 from tests.integration.deploy.emulation.store import Store
 

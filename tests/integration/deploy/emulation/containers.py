@@ -10,8 +10,6 @@ this module:
 - A Service's name is the address that it has here, and `kubernetes.default.svc` the emulated API's.
 """
 
-from __future__ import annotations
-
 import base64
 import os
 import re

@@ -4,8 +4,6 @@ Fields are identified by paths. Elements of lists that Kubernetes merges are ide
 one field.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

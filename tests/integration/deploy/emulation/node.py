@@ -1,7 +1,5 @@
 """An emulated cluster with a node: what Helm installs runs, as processes of this machine."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The kinds of objects that an emulated API server knows, and where each stands in its paths."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,15 +1,15 @@
 """The HTTP side of an emulated API server, as used by Helm's client, kubectl's habits and the chart's controller.
 
 It reads, lists, watches, creates, replaces, patches and deletes objects of all kinds that it knows, holds them against
-Kubernetes' schemas before it takes them, and refuses clients without the right.
-"""
+Kubernetes' schemas before it takes them, and refuses clients without the right."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from tests.integration.deploy.emulation import access, protobuf
-from tests.integration.deploy.emulation.discovery import SCHEMAS, discovered
+from tests.integration.deploy.emulation import access
 from tests.integration.deploy.emulation.fields import merged
 from tests.integration.deploy.emulation.resources import (
+    ALL,
     BY_PATH,
     NAMESPACES,
     RAYCLUSTERS,
@@ -38,6 +38,145 @@ from tests.integration.deploy.emulation.resources import (
 )
 from tests.integration.deploy.emulation.store import Store, fits, parsed
 from tests.integration.deploy.threaded_server import ThreadedServer
+
+SCHEMAS = "1.33"
+"""The version of Kubernetes that this is one of."""
+_VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
+_CHECKED = [{"name": name, "in": "query", "schema": {"type": "string"}} for name in ("fieldValidation", "dryRun")]
+
+
+def discovered(path: str) -> Object | None:
+    """The document at that path; None if it is none of these."""
+    words = path.strip("/")
+    prefixes = {each.prefix for each in ALL}
+    if words == "version":
+        major, minor = SCHEMAS.split(".")
+        return {"major": major, "minor": minor, "gitVersion": f"v{SCHEMAS}.0"}
+    if words == "api":
+        return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
+    if words == "apis":
+        groups = sorted({(each.group, each.version) for each in ALL if each.group})
+        return {"kind": "APIGroupList", "apiVersion": "v1", "groups": [_group(*each) for each in groups]}
+    if words in prefixes:
+        here = [each for each in ALL if each.prefix == words]
+        return _listed(here)
+    if words == "openapi/v3":
+        return {"paths": {prefix: {"serverRelativeURL": f"/openapi/v3/{prefix}"} for prefix in sorted(prefixes)}}
+    if words.removeprefix("openapi/v3/") in prefixes:
+        return _openapi([each for each in ALL if each.prefix == words.removeprefix("openapi/v3/")])
+    return None
+
+
+def _group(group: str, version: str) -> Object:
+    found = {"groupVersion": f"{group}/{version}", "version": version}
+    return {"name": group, "versions": [found], "preferredVersion": found}
+
+
+def _listed(here: list[Resource]) -> Object:
+    resources = []
+    for each in here:
+        about = {"singularName": each.kind.lower(), "namespaced": each.is_namespaced}
+        resources.append({"name": each.plural, "kind": each.kind, "verbs": _VERBS, **about})
+        if each in SCALED:
+            scale = {"group": "autoscaling", "version": "v1", "kind": "Scale", "verbs": ["get", "patch", "update"]}
+            resources.append({"name": f"{each.plural}/scale", **about, **scale})
+    version = here[0].group_version
+    return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": resources}
+
+
+def _openapi(here: list[Resource]) -> Object:
+    """Return as much of the document as a client reads to see that it may leave the checking of fields to the
+    server."""
+    paths = {}
+    for each in here:
+        kind = {"group": each.group, "version": each.version, "kind": each.kind}
+        patch = {"parameters": _CHECKED, "responses": {}, "x-kubernetes-group-version-kind": kind}
+        paths[each.path("{namespace}", "{name}")] = {"patch": patch}
+    return {"openapi": "3.0.0", "info": {"title": "Kubernetes", "version": SCHEMAS}, "paths": paths}
+
+
+# Secrets as Helm sends them, in binary form; field numbers are those of `k8s.io/api/core/v1` and `meta/v1`.
+CONTENT_TYPE = "application/vnd.kubernetes.protobuf"
+_MAGIC = b"k8s\x00"
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_NAME, _NAMESPACE, _VERSION, _LABELS, _ANNOTATIONS = 1, 3, 6, 11, 12
+
+
+def decoded(body: bytes) -> Object:
+    """A Secret, or only its kind for what asks for nothing else. RefusedError for other kinds."""
+    if not body.startswith(_MAGIC):
+        raise RefusedError(400, "BadRequest", "the body does not begin as it has to")
+    envelope = dict(_fields(body[len(_MAGIC) :]))
+    about = dict(_fields(envelope[1]))
+    kind = about.get(2, b"").decode()
+    if kind == "DeleteOptions":
+        return {"kind": kind}
+    if kind != "Secret":
+        raise RefusedError(415, "UnsupportedMediaType", f"no {kind} is known here in this form")
+    return _secret(envelope.get(2, b""))
+
+
+def _secret(body: bytes) -> Object:
+    found: Object = {"apiVersion": "v1", "kind": "Secret", "metadata": {}, "data": {}}
+    for number, value in _fields(body):
+        if number == 1:
+            found["metadata"] = _metadata(value)
+        elif number == 2:
+            key, content = _entry(value)
+            found["data"][key] = base64.b64encode(content).decode()
+        elif number == 3:
+            found["type"] = value.decode()
+        else:
+            raise RefusedError(415, "UnsupportedMediaType", f"field {number} of a Secret is not known here")
+    return found
+
+
+def _metadata(body: bytes) -> Object:
+    found: Object = {}
+    names = {_NAME: "name", _NAMESPACE: "namespace", _VERSION: "resourceVersion"}
+    maps = {_LABELS: "labels", _ANNOTATIONS: "annotations"}
+    for number, value in _fields(body):
+        if number in names and value:
+            found[names[number]] = value.decode()
+        elif number in maps:
+            key, text = _entry(value)
+            found.setdefault(maps[number], {})[key] = text.decode()
+    return found
+
+
+def _entry(body: bytes) -> tuple[str, bytes]:
+    """Parse one entry of a map."""
+    found = dict(_fields(body))
+    return found.get(1, b"").decode(), found.get(2, b"")
+
+
+def _fields(body: bytes) -> Iterator[tuple[int, bytes]]:
+    """Numbers and contents of what has a length; what has none is of no interest here."""
+    at = 0
+    while at < len(body):
+        tag, at = _varint(body, at)
+        number, form = tag >> 3, tag & 7
+        if form == _VARINT:
+            _, at = _varint(body, at)
+        elif form == _BYTES:
+            size, at = _varint(body, at)
+            yield number, body[at : at + size]
+            at += size
+        elif form in (_FIXED64, _FIXED32):
+            at += 8 if form == _FIXED64 else 4
+        else:
+            raise RefusedError(400, "BadRequest", "the body is not understood")
+
+
+def _varint(body: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = body[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return value, at
+
 
 CERTIFICATE = Path(__file__).parents[2] / "router" / "tls" / "cert.pem"
 """Of 127.0.0.1, and its own authority: Helm sends its token only to a server with one."""
@@ -224,8 +363,8 @@ def _wanted(request: Request, target: Target) -> Callable[[Object], bool]:
 
 
 def _parsed(body: bytes, form: str) -> Object:
-    if form == protobuf.CONTENT_TYPE:
-        return protobuf.decoded(body)
+    if form == CONTENT_TYPE:
+        return decoded(body)
     found: Any = yaml.safe_load(body) if form == APPLY and not body.startswith(b"{") else json.loads(body)
     if not isinstance(found, dict):
         raise RefusedError(400, "BadRequest", "the body is no object")

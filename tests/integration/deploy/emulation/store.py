@@ -4,8 +4,6 @@ several objects at once holds `changed` meanwhile.
 Stored objects are never changed in place: a reader keeps the state of the time of its read.
 """
 
-from __future__ import annotations
-
 import bisect
 import copy
 import itertools

@@ -1,7 +1,5 @@
 """An emulated cluster as a whole: its API server, and the namespace that a release goes to."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,12 +1,10 @@
 """Conformance of every transport, both ends in this process."""
 
-from __future__ import annotations
-
 import gc
 import os
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import psutil
@@ -17,11 +15,11 @@ from tandem.core.ids import BlockId, GroupId, Incarnation
 from tandem.core.kv_layout import KVGroupSpec
 from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.events import Failed, Quiesced, SendCompleted, SendFailed, Verified
+from tools.waiting import wait_for
 
 G0, G1 = GroupId(0), GroupId(1)
 SLACK = 6  # descriptors and threads that gRPC keeps for itself come and go; a leak would be one a transfer or more
 MEMORY_SLACK_BYTES = 16 << 20  # 1800 transfers of 128 KiB: a payload kept for each would be 14 times as much
-WaitUntil = Callable[[Callable[[], bool]], None]
 
 
 def ids(numbers: Any) -> tuple[BlockId, ...]:
@@ -78,8 +76,7 @@ def test_two_groups_are_bit_exact_and_both_are_needed(rig: Any) -> None:
 def test_finishing_without_a_group_fails_at_both_ends(rig: Any) -> None:
     source, target = rig.side(rig.DENSE, rig.LATENT, seed=3), rig.side(rig.DENSE, rig.LATENT)
     source, target, sender, _receiver, ticket = begin(rig, {0: [1], 1: [4]}, source=source, target=target)
-    sender.push(ticket.transfer, G0, ids([10]), ids([1]), range(4))
-    sender.finish(ticket.transfer)
+    rig.push_all(sender, ticket, [10], [1])
     failed = target.event()
     assert failed == Failed(transfer=ticket.transfer, reason="the sender finished with 2 cells missing")
     assert source.event().reason == f"the receiver refused: {failed.reason}"
@@ -126,13 +123,12 @@ def test_any_split_of_heads_arrives_bit_exact(rig: Any, source_tp: int, dest_tp:
     assert all(isinstance(side.event(), SendCompleted) for side in sources)
 
 
-def test_a_slow_receiver_holds_the_sender_back(rig: Any, wait_until: WaitUntil) -> None:
+def test_a_slow_receiver_holds_the_sender_back(rig: Any) -> None:
     source, target = rig.side(num_blocks=1024, seed=1), rig.side(num_blocks=1024)
     target.pools[G0].write_gate.clear()
     source, target, sender, _receiver, ticket = begin(rig, {0: range(1024)}, source=source, target=target)
-    sender.push(ticket.transfer, G0, ids(range(1024)), ids(range(1024)), range(4))
-    sender.finish(ticket.transfer)
-    wait_until(lambda: sender.links()[0].stalls > 0)
+    rig.push_all(sender, ticket, range(1024), range(1024))
+    wait_for(lambda: sender.links()[0].stalls > 0)
     assert 0 < source.pools[G0].bytes_read <= rig.window_bytes + (1 << 20) < len(source.memory[G0])
     assert target.image()[G0] == bytes(len(target.memory[G0]))
     target.pools[G0].write_gate.set()
@@ -144,8 +140,7 @@ def test_a_slow_receiver_holds_the_sender_back(rig: Any, wait_until: WaitUntil) 
 def test_a_wrong_checksum_fails_at_both_ends(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     source, target, sender, receiver, ticket = begin(rig)
     rig.sum_wrongly(monkeypatch, source.pools[G0])
-    sender.push(ticket.transfer, G0, ids(range(8)), ids(range(8)), range(4))
-    sender.finish(ticket.transfer)
+    rig.push_all(sender, ticket, range(8), range(8))
     failed, send_failed = target.event(), source.event()
     assert isinstance(failed, Failed)
     assert isinstance(send_failed, SendFailed)
@@ -156,14 +151,14 @@ def test_a_wrong_checksum_fails_at_both_ends(rig: Any, monkeypatch: pytest.Monke
     assert receiver.counters()["dropped_checksum"] == 1
 
 
-def test_the_receiver_s_cancel_is_a_fence(rig: Any, wait_until: WaitUntil) -> None:
+def test_the_receiver_s_cancel_is_a_fence(rig: Any) -> None:
     source, target = rig.side(num_blocks=1024, seed=1), rig.side(num_blocks=1024)
     gate = target.pools[G0].write_gate
     gate.clear()
     source, target, sender, receiver, ticket = begin(rig, {0: range(1024)}, source=source, target=target)
     sender.push(ticket.transfer, G0, ids(range(1024)), ids(range(1024)), range(4))
     assert target.pools[G0].writing.wait(rig.patience_s)
-    wait_until(lambda: sender.links()[0].stalls > 0)  # many frames are under way
+    wait_for(lambda: sender.links()[0].stalls > 0)  # many frames are under way
     incoming = receiver._intake._transfers[ticket.transfer]
     images: list[dict[GroupId, bytes]] = []
 
@@ -173,7 +168,7 @@ def test_the_receiver_s_cancel_is_a_fence(rig: Any, wait_until: WaitUntil) -> No
 
     canceller = threading.Thread(target=cancel)
     canceller.start()
-    wait_until(lambda: incoming.is_unwanted)
+    wait_for(lambda: incoming.is_unwanted)
     gate.set()
     canceller.join()
     assert source.event().reason.startswith("the receiver refused: fenced")
@@ -182,15 +177,14 @@ def test_the_receiver_s_cancel_is_a_fence(rig: Any, wait_until: WaitUntil) -> No
     assert image == images[0]
     receiver.expect(again)
     sender.open(again)
-    sender.push(again.transfer, G0, ids([0]), ids([0]), range(4))
-    sender.finish(again.transfer)
+    rig.push_all(sender, again, [0], [0])
     assert isinstance(target.event(), Verified)
     size = rig.DENSE.block_bytes()
     assert target.image()[G0][size:] == image[G0][size:]
     assert receiver.counters()["dropped_fenced"] >= 1
 
 
-def test_the_sender_s_cancel_quiesces_and_tells_the_receiver(rig: Any, wait_until: WaitUntil) -> None:
+def test_the_sender_s_cancel_quiesces_and_tells_the_receiver(rig: Any) -> None:
     source, target = rig.side(num_blocks=1024, seed=1), rig.side(num_blocks=1024)
     source, target, sender, _receiver, ticket = begin(rig, {0: range(1024)}, source=source, target=target)
     gate = source.pools[G0].read_gate
@@ -200,7 +194,7 @@ def test_the_sender_s_cancel_quiesces_and_tells_the_receiver(rig: Any, wait_unti
     canceller = threading.Thread(target=sender.cancel, args=(ticket.transfer,))
     outgoing = sender._transfers[ticket.transfer].outgoing
     canceller.start()
-    wait_until(lambda: outgoing.is_unwanted)
+    wait_for(lambda: outgoing.is_unwanted)
     gate.set()
     assert source.event() == Quiesced(transfer=ticket.transfer)
     read = source.pools[G0].bytes_read
@@ -221,8 +215,7 @@ def test_a_source_that_cannot_be_read_fails_its_transfer_alone(rig: Any) -> None
     after = rig.ticket(receiver.endpoints())
     receiver.expect(after)
     sender.open(after)
-    sender.push(after.transfer, G0, ids(range(8)), ids(range(8)), range(4))
-    sender.finish(after.transfer)
+    rig.push_all(sender, after, range(8), range(8))
     assert isinstance(source.event(), SendCompleted)
 
 
@@ -260,17 +253,16 @@ def test_closing_the_receiver_fails_both_ends_and_a_new_one_is_found(rig: Any) -
     ticket = rig.ticket(successor.endpoints())
     successor.expect(ticket)
     sender.open(ticket)
-    sender.push(ticket.transfer, G0, ids(range(8)), ids(range(8)), range(4))
-    sender.finish(ticket.transfer)
+    rig.push_all(sender, ticket, range(8), range(8))
     assert isinstance(source.event(), SendCompleted)
 
 
-def test_closing_a_sender_that_is_held_back_does_not_hang(rig: Any, wait_until: WaitUntil) -> None:
+def test_closing_a_sender_that_is_held_back_does_not_hang(rig: Any) -> None:
     source, target = rig.side(num_blocks=1024, seed=1), rig.side(num_blocks=1024)
     target.pools[G0].write_gate.clear()
     source, target, sender, _receiver, ticket = begin(rig, {0: range(1024)}, source=source, target=target)
     sender.push(ticket.transfer, G0, ids(range(1024)), ids(range(1024)), range(4))
-    wait_until(lambda: sender.links()[0].stalls > 0)
+    wait_for(lambda: sender.links()[0].stalls > 0)
     sender.close()
     assert source.event() == SendFailed(transfer=ticket.transfer, reason="the sender was closed")
     target.pools[G0].write_gate.set()
@@ -298,8 +290,7 @@ def test_tickets_of_another_incarnation_are_not_opened(rig: Any) -> None:
     fresh = rig.ticket(receiver.endpoints(), sender_incarnation=Incarnation(12))
     receiver.expect(fresh)
     sender.open(fresh)
-    sender.push(fresh.transfer, G0, ids(range(8)), ids(range(8)), range(4))
-    sender.finish(fresh.transfer)
+    rig.push_all(sender, fresh, range(8), range(8))
     assert isinstance(source.event(), SendCompleted)
 
 
@@ -351,8 +342,7 @@ def test_two_thousand_transfers_leave_no_memory_descriptor_or_thread_behind(rig:
             sender.cancel(ticket.transfer)
             source.event()
         else:
-            sender.push(ticket.transfer, G0, ids(blocks), ids(blocks), range(4))
-            sender.finish(ticket.transfer)
+            rig.push_all(sender, ticket, blocks, blocks)
             assert isinstance(target.event(), Verified)
             receiver.admit(ticket.transfer)
             assert isinstance(source.event(), SendCompleted)
@@ -377,15 +367,14 @@ def without_collector() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("without_collector")
-def test_closed_ends_give_everything_back(rig: Any, wait_until: WaitUntil) -> None:
+def test_closed_ends_give_everything_back(rig: Any) -> None:
     process = psutil.Process(os.getpid())
     usage = []
     for _ in range(25):
         source, _target, sender, receiver, ticket = begin(rig)
-        sender.push(ticket.transfer, G0, ids(range(8)), ids(range(8)), range(4))
-        sender.finish(ticket.transfer)
+        rig.push_all(sender, ticket, range(8), range(8))
         assert isinstance(source.event(), SendCompleted)
         sender.close()
         receiver.close()
         usage.append((process.num_fds(), threading.active_count()))
-    wait_until(lambda: process.num_fds() <= usage[4][0] + SLACK and threading.active_count() <= usage[4][1] + SLACK)
+    wait_for(lambda: process.num_fds() <= usage[4][0] + SLACK and threading.active_count() <= usage[4][1] + SLACK)

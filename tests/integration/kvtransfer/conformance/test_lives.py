@@ -1,14 +1,12 @@
 """The peer, a process of its own, is killed or stopped in every state of a transfer; a network that goes silent."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,9 +15,8 @@ import pytest
 
 from tandem.core.ids import BlockId, GroupId
 from tandem.kvtransfer.events import Failed, Quiesced, SendCompleted, SendFailed, Verified
-from tandem.kvtransfer.ticket import Ticket
+from tools.ticket_json import as_json
 
-TicketJson = Callable[[Ticket], dict[str, Any]]
 G0 = GroupId(0)
 BLOCKS = 512  # 16 MiB: 16 frames of the largest size
 FIRST, MIDDLE, NEVER = 0, 4, -1
@@ -41,14 +38,14 @@ def outcomes(side: Any) -> Iterator[Any]:
         yield side.events.get()
 
 
-def sending_peer(rig: Any, ticket_json: TicketJson, halts_at: int, command: str) -> tuple[Any, Any, Any, Any]:
+def sending_peer(rig: Any, halts_at: int, command: str) -> tuple[Any, Any, Any, Any]:
     """(peer, target, receiver, ticket): a peer that has come so far with its push."""
     target = rig.side(num_blocks=BLOCKS)
     receiver = rig.receiver(target)
     peer = rig.peer("sender", **options(rig, seed=6, halts_at=halts_at))
     ticket = rig.ticket(receiver.endpoints(), {0: range(BLOCKS)})
     receiver.expect(ticket)
-    peer.command(command, ticket=ticket_json(ticket))
+    peer.command(command, ticket=as_json(ticket))
     if halts_at != NEVER:
         until(peer, "halted")
     elif command == "open":
@@ -59,8 +56,8 @@ def sending_peer(rig: Any, ticket_json: TicketJson, halts_at: int, command: str)
 
 
 @pytest.mark.parametrize(("halts_at", "command"), [(FIRST, "push"), (MIDDLE, "push"), (NEVER, "push_without_finish")])
-def test_a_sender_killed_in_any_state(rig: Any, ticket_json: TicketJson, halts_at: int, command: str) -> None:
-    peer, target, receiver, ticket = sending_peer(rig, ticket_json, halts_at, command)
+def test_a_sender_killed_in_any_state(rig: Any, halts_at: int, command: str) -> None:
+    peer, target, receiver, ticket = sending_peer(rig, halts_at, command)
     peer.process.kill()
     peer.process.wait()
     if halts_at == NEVER:  # all was here before it died: verified stays verified
@@ -77,10 +74,8 @@ def test_a_sender_killed_in_any_state(rig: Any, ticket_json: TicketJson, halts_a
 
 
 @pytest.mark.parametrize("halts_at", [FIRST, MIDDLE])
-def test_a_sender_stopped_in_the_middle_lands_nothing_after_the_cancel(
-    rig: Any, ticket_json: TicketJson, halts_at: int
-) -> None:
-    peer, target, receiver, ticket = sending_peer(rig, ticket_json, halts_at, "push")
+def test_a_sender_stopped_in_the_middle_lands_nothing_after_the_cancel(rig: Any, halts_at: int) -> None:
+    peer, target, receiver, ticket = sending_peer(rig, halts_at, "push")
     peer.process.send_signal(signal.SIGSTOP)
     try:
         receiver.cancel(ticket.transfer)
@@ -94,13 +89,13 @@ def test_a_sender_stopped_in_the_middle_lands_nothing_after_the_cancel(
     assert receiver.counters()["open"] == 0
 
 
-def pushing(rig: Any, ticket_json: TicketJson, halts_at: int) -> tuple[Any, Any, Any, Any]:
+def pushing(rig: Any, halts_at: int) -> tuple[Any, Any, Any, Any]:
     """(peer, source, sender, ticket): a receiving peer that halts in its copy of that number, and a push to it."""
     peer = rig.peer("receiver", **options(rig, halts_at=halts_at))
     source = rig.side(num_blocks=BLOCKS, seed=9)
     sender = rig.sender(source)
     ticket = rig.ticket(peer.endpoints(), {0: range(BLOCKS)})
-    peer.command("expect", ticket=ticket_json(ticket))
+    peer.command("expect", ticket=as_json(ticket))
     until(peer, "expected")
     if halts_at == NEVER:
         return peer, source, sender, ticket
@@ -117,8 +112,8 @@ def push(sender: Any, ticket: Any) -> None:
 
 
 @pytest.mark.parametrize("halts_at", [NEVER, FIRST, MIDDLE])
-def test_a_receiver_killed_in_any_state(rig: Any, ticket_json: TicketJson, halts_at: int) -> None:
-    peer, source, sender, ticket = pushing(rig, ticket_json, halts_at)
+def test_a_receiver_killed_in_any_state(rig: Any, halts_at: int) -> None:
+    peer, source, sender, ticket = pushing(rig, halts_at)
     peer.process.kill()
     peer.process.wait()
     if halts_at == NEVER:
@@ -129,10 +124,8 @@ def test_a_receiver_killed_in_any_state(rig: Any, ticket_json: TicketJson, halts
 
 
 @pytest.mark.parametrize("halts_at", [FIRST, MIDDLE])
-def test_a_receiver_stopped_in_the_middle_of_a_copy_lets_the_sender_go_at_once(
-    rig: Any, ticket_json: TicketJson, halts_at: int
-) -> None:
-    peer, source, sender, ticket = pushing(rig, ticket_json, halts_at)
+def test_a_receiver_stopped_in_the_middle_of_a_copy_lets_the_sender_go_at_once(rig: Any, halts_at: int) -> None:
+    peer, source, sender, ticket = pushing(rig, halts_at)
     peer.process.send_signal(signal.SIGSTOP)
     try:
         sender.cancel(ticket.transfer)

@@ -1,18 +1,14 @@
 """The peer in a process of its own: bit exactness, and death in the middle of a push."""
 
-from __future__ import annotations
-
 import hashlib
 import random
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 from tandem.core.ids import BlockId, GroupId
 from tandem.kvtransfer.events import Failed, SendCompleted, SendFailed, Verified
-from tandem.kvtransfer.ticket import Ticket
+from tools.ticket_json import as_json
 
-TicketJson = Callable[[Ticket], dict[str, Any]]
 G0 = GroupId(0)
 BLOCKS = 512
 
@@ -21,7 +17,7 @@ def options(rig: Any, **more: Any) -> dict[str, Any]:
     return {"spec": asdict(rig.DENSE), "num_blocks": BLOCKS, "seed": 0} | more
 
 
-def test_a_push_to_another_process_is_bit_exact(rig: Any, ticket_json: TicketJson) -> None:
+def test_a_push_to_another_process_is_bit_exact(rig: Any) -> None:
     peer = rig.peer("receiver", **options(rig))
     source = rig.side(num_blocks=BLOCKS, seed=9)
     sender = rig.sender(source)
@@ -31,7 +27,7 @@ def test_a_push_to_another_process_is_bit_exact(rig: Any, ticket_json: TicketJso
     for _ in range(3):
         src, dst = order.sample(range(BLOCKS), 120), [free.pop() for _ in range(120)]
         ticket = rig.ticket(peer.endpoints(), {0: dst})
-        peer.command("expect", ticket=ticket_json(ticket))
+        peer.command("expect", ticket=as_json(ticket))
         assert peer.read()["event"] == "expected"
         sender.open(ticket)
         for layers in (range(2), range(2, 4)):
@@ -47,13 +43,13 @@ def test_a_push_to_another_process_is_bit_exact(rig: Any, ticket_json: TicketJso
     assert told["counters"]["blocks"] == 360
 
 
-def test_a_push_from_another_process_is_bit_exact(rig: Any, ticket_json: TicketJson) -> None:
+def test_a_push_from_another_process_is_bit_exact(rig: Any) -> None:
     target = rig.side(num_blocks=BLOCKS)
     receiver = rig.receiver(target)
     peer = rig.peer("sender", **options(rig, seed=6))
     ticket = rig.ticket(receiver.endpoints(), {0: range(BLOCKS)})
     receiver.expect(ticket)
-    peer.command("push", ticket=ticket_json(ticket))
+    peer.command("push", ticket=as_json(ticket))
     verified = target.event()
     assert isinstance(verified, Verified)
     assert 0 < verified.last_wire_s < rig.patience_s  # one machine, one clock
@@ -61,14 +57,14 @@ def test_a_push_from_another_process_is_bit_exact(rig: Any, ticket_json: TicketJ
     assert peer.read()["event"] == "SendCompleted"
 
 
-def test_a_killed_sender_fails_its_transfers_at_the_receiver(rig: Any, ticket_json: TicketJson) -> None:
+def test_a_killed_sender_fails_its_transfers_at_the_receiver(rig: Any) -> None:
     target = rig.side(num_blocks=BLOCKS)
     receiver = rig.receiver(target)
     peer = rig.peer("sender", **options(rig, seed=6))
     target.pools[G0].write_gate.clear()
     ticket = rig.ticket(receiver.endpoints(), {0: range(BLOCKS)})
     receiver.expect(ticket)
-    peer.command("push", ticket=ticket_json(ticket))
+    peer.command("push", ticket=as_json(ticket))
     assert target.pools[G0].writing.wait(rig.patience_s)
     peer.process.kill()
     peer.process.wait()
@@ -80,25 +76,25 @@ def test_a_killed_sender_fails_its_transfers_at_the_receiver(rig: Any, ticket_js
     assert receiver.counters()["open"] == 0
 
 
-def test_a_sender_killed_before_its_push_is_complete_is_noticed(rig: Any, ticket_json: TicketJson) -> None:
+def test_a_sender_killed_before_its_push_is_complete_is_noticed(rig: Any) -> None:
     target = rig.side(num_blocks=BLOCKS)
     receiver = rig.receiver(target)
     peer = rig.peer("sender", **options(rig, seed=6))
     promised = rig.ticket(receiver.endpoints(), {0: [1, 2]})
     receiver.expect(promised)
     part = rig.ticket(receiver.endpoints(), {0: [1]}, transfer=promised.transfer)
-    peer.command("push_without_finish", ticket=ticket_json(part))
+    peer.command("push_without_finish", ticket=as_json(part))
     assert target.pools[G0].writing.wait(rig.patience_s)
     peer.process.kill()
     assert isinstance(target.event(), Failed)
 
 
-def test_a_killed_receiver_fails_the_push_at_the_sender(rig: Any, ticket_json: TicketJson) -> None:
+def test_a_killed_receiver_fails_the_push_at_the_sender(rig: Any) -> None:
     peer = rig.peer("receiver", **options(rig, hangs=True))
     source = rig.side(num_blocks=BLOCKS, seed=9)
     sender = rig.sender(source)
     ticket = rig.ticket(peer.endpoints(), {0: range(BLOCKS)})
-    peer.command("expect", ticket=ticket_json(ticket))
+    peer.command("expect", ticket=as_json(ticket))
     assert peer.read()["event"] == "expected"
     sender.open(ticket)
     blocks = tuple(map(BlockId, range(BLOCKS)))

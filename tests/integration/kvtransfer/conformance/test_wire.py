@@ -1,7 +1,5 @@
 """Frames lost, doubled, swapped, late, cut short or flipped on their way: never a wrong byte in a verified transfer."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +11,7 @@ from tandem.core.ids import Attempt, BlockId, GroupId
 from tandem.core.metric_names import KV_CHECKSUM_FAILURES
 from tandem.kvtransfer.events import Failed, Quiesced, SendCompleted, SendFailed, Verified
 from tandem.kvtransfer.frame import Frame, FrameKind
+from tools.waiting import wait_for
 
 G0 = GroupId(0)
 BLOCKS = tuple(BlockId(block) for block in range(64))
@@ -81,12 +80,12 @@ def test_a_lost_frame_fails_both_ends(rig: Any, number: int, monkeypatch: pytest
     assert receiver.counters()["blocks"] == 63
 
 
-def test_doubled_frames_change_nothing(rig: Any, monkeypatch: pytest.MonkeyPatch, wait_until: Any) -> None:
+def test_doubled_frames_change_nothing(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     source, target, receiver = move(rig, lambda frame, payload: [(frame, payload)] * 2, monkeypatch)
     assert isinstance(target.event(), Verified)
     assert isinstance(source.event(), SendCompleted)
     assert target.image() == source.image()
-    wait_until(lambda: receiver.counters()["dropped_duplicate"] >= 63)  # the last may still wait in another socket
+    wait_for(lambda: receiver.counters()["dropped_duplicate"] >= 63)  # the last may still wait in another socket
     assert target.events.empty()
     assert source.events.empty()
 

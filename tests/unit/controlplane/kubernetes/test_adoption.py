@@ -1,7 +1,5 @@
 """The record follows the pods: pods that fill vacancies, pods gone for good, and members left unchanged."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -14,7 +12,7 @@ from tandem.controlplane.kubernetes.pods import WorkerPod
 from tandem.core.desired import DesiredState, Pool
 from tandem.core.desired_changes import cordoned, restarted, with_role, with_scale
 from tandem.core.ids import WorkerId
-from tandem.core.lifecycle import RoleName
+from tandem.core.state_enums import RoleName
 
 P, D = RoleName.PREFILL, RoleName.DECODE
 HOMES = Homes(

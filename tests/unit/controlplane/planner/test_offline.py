@@ -1,7 +1,5 @@
 """The offline search against an exhaustive search, and its report of prices."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The planner's rules: when it changes something, how far, and what it never does."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Playing the last minutes again: cases computed by hand, and what must hold of any requests."""
 
-from __future__ import annotations
-
 import dataclasses
 from functools import partial
 from typing import Any
@@ -11,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.controlplane.planner.records import Forecast, ObservedRequest, Rates, RoleSplit
-from tandem.controlplane.planner.replay import forecast
+from tandem.controlplane.planner.split_forecast import forecast
 from tandem.controlplane.simulator.calibration import Calibration
-from tandem.controlplane.simulator.rates import calibrated
+from tandem.controlplane.simulator.planner_rates import calibrated
 from tandem.controlplane.simulator.simulator import Simulator
 from tandem.controlplane.simulator.summary import attained, quantile
 from tandem.controlplane.simulator.sweep import MIXED, setup

@@ -2,7 +2,7 @@
 
 from tandem.controlplane.ray.messages import Order
 from tandem.core.config import WorkerConfig
-from tandem.core.lifecycle import RoleName
+from tandem.core.state_enums import RoleName
 
 ORDER = Order(
     config=WorkerConfig(

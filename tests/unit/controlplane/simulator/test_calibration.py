@@ -1,7 +1,5 @@
 """Calibrations: fits, bench files, the sim engine's settings."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -9,12 +7,11 @@ import pytest
 
 from tandem.controlplane.simulator import calibration
 from tandem.controlplane.simulator.calibration import Calibration
-from tandem.controlplane.simulator.fit import NotEnoughRowsError, fit
-from tandem.controlplane.simulator.fit_measurements import Moves
+from tandem.controlplane.simulator.fit_measurements import Moves, NotEnoughRowsError, fit
 from tandem.core.config import SimSection, WorkerSection
 from tandem.core.errors import ConfigError
+from tandem.engine.runner_protocol import SeqSlice
 from tandem.engine.sim.runner import durations
-from tandem.engine.step_batch import SeqSlice
 
 
 def test_a_fit_finds_the_coefficients_that_made_the_rows() -> None:
@@ -101,14 +98,14 @@ def test_a_rate_alone_is_enough() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("[]", "is no object"),
+        ("[]", "is not an object"),
         ("{", "cannot be read"),
         ('{"prefil_token_s": 1}', "unknown key prefil_token_s"),
         ('{"kv_tokens": -1}', "kv_tokens is -1"),
         ('{"block_tokens": 0}', "block_tokens is 0"),
         ('{"decode_steps": []}', "decode_steps cannot be fitted"),
         ('{"shared_step_s": 1}', "shared_step_s is 1"),
-        ('{"calibration": [1]}', "is no object"),
+        ('{"calibration": [1]}', "is not an object"),
         ('{"kv_moves": [{"bytes": 1, "s": 1}]}', "kv_moves cannot be fitted"),
         ('{"kv_moves": [{"s": 1}]}', "no 'bytes'"),
         ('{"kv_moves": [{"bytes": 1, "s": 2}, {"bytes": 2, "s": 2}, {"bytes": 9, "s": 1}]}', "no more time"),

@@ -1,14 +1,12 @@
 """The map's proof: a slice of its runs, and its criteria for a failure."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from typing import Any
 
 import pytest
 
-from proof.map.points import AXES, NEAR, broken, label, play, point_of
+from proof.map.__main__ import AXES, NEAR, broken, label, play, point_of
 from tandem.controlplane.simulator.calibration import Calibration
 from tandem.controlplane.simulator.sweep import MIXED, WAYS, Axes, MapPoint, places
 

@@ -1,7 +1,5 @@
 """Flips on virtual time: drained first, nothing lost, the cache stays; and the planner that asks for them."""
 
-from __future__ import annotations
-
 import dataclasses
 from functools import partial
 
@@ -15,8 +13,8 @@ from tandem.controlplane.simulator.summary import attained
 from tandem.controlplane.simulator.traces import RequestLog, TraceRequest
 from tandem.controlplane.simulator.workloads import ConversationWorkload, conversations, shared_prompt
 from tandem.core.config import AdmissionSection, Disaggregation, PlannerMode, PolicyName, SloSection
-from tandem.core.lifecycle import RoleName
 from tandem.core.prefill_queue import QueueRules
+from tandem.core.state_enums import RoleName
 from tandem.router.routing.policies import create_policy
 
 COST = create_policy(PolicyName.COST, Disaggregation.AUTO)

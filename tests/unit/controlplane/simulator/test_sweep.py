@@ -1,7 +1,5 @@
 """Many clusters together: goodput over splits, the map of when not to disaggregate, and their pictures."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

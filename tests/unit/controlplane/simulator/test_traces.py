@@ -1,7 +1,5 @@
 """Traces: both formats, scaling, ids that become block hashes; made-up ones with the statistics that they claim."""
 
-from __future__ import annotations
-
 import statistics
 from pathlib import Path
 

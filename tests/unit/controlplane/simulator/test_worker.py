@@ -1,6 +1,4 @@
-"""A virtual worker does what the engine does: the same requests, the same moments, in stretches of any length."""
-
-from __future__ import annotations
+"""Test a virtual worker, its wires, its reports and the event core."""
 
 import dataclasses
 import random
@@ -13,6 +11,8 @@ import pytest
 from tandem.controlplane.simulator import worker as virtual
 from tandem.controlplane.simulator.calibration import Calibration
 from tandem.controlplane.simulator.events import EventQueue
+from tandem.controlplane.simulator.handoff import Wires
+from tandem.controlplane.simulator.reports import Reports, SimulatedLoad
 from tandem.controlplane.simulator.simulated_request import SimulatedRequest
 from tandem.controlplane.simulator.traces import TraceRequest
 from tandem.controlplane.simulator.worker import VirtualWorker
@@ -20,12 +20,11 @@ from tandem.core.block_hash import chain
 from tandem.core.clock import ManualClock
 from tandem.core.ids import WorkerId
 from tandem.core.kv_layout import KVLayout
-from tandem.core.lifecycle import RoleName
 from tandem.core.sampling import SamplingParams
+from tandem.core.state_enums import RoleName
 from tandem.engine.engine import Engine
-from tandem.engine.request import EngineRequest, RequestKind
-from tandem.engine.sampling_types import Sampled, SampleRow
-from tandem.engine.step_batch import StepBatch
+from tandem.engine.request import EngineRequest, RequestKind, TokenOutput
+from tandem.engine.runner_protocol import SampleRow, StepBatch
 from tandem.router.routing.plan import Plan
 
 SIZE = 16
@@ -65,12 +64,12 @@ class TimedRunner:
         self.max_model_len = 100_000
         self.vocab_size = 1 << 20
         self.eos_token_ids: tuple[int, ...] = ()
-        self.num_blocks = (settings.blocks,)
+        self.num_blocks: tuple[int, ...] = (settings.blocks,)
         self.ahead = None
 
     def step(
         self, batch: StepBatch, rows: Sequence[SampleRow], on_layers: Callable[[int, int], None] | None = None
-    ) -> list[Sampled]:
+    ) -> list[TokenOutput]:
         settings, decodes, chunks_s = self._settings, 0, []
         for sequence in batch.sequences:
             start = sequence.context_tokens - sequence.query_tokens
@@ -80,7 +79,7 @@ class TimedRunner:
                 chunks_s.append(settings.chunk_s(start, sequence.context_tokens))
         decode_s = settings.decode_s(decodes, 0) if decodes else 0.0
         self._clock.advance(decode_s + (settings.prefill_step_s + sum(chunks_s) if chunks_s else 0.0))
-        return [Sampled(row.sampling.params.seed) for row in rows]
+        return [TokenOutput(row.sampling.params.seed) for row in rows]
 
     def copy_blocks(self, group: int, pairs: list[tuple[int, int]]) -> None:
         raise AssertionError("requests of one choice copy nothing")
@@ -197,3 +196,96 @@ def test_stretches_take_few_events_and_lose_no_time(monkeypatch: pytest.MonkeyPa
     assert_same(ours, single)
     assert worker.done.steps == same.done.steps > 500
     assert worker.done.busy_s == pytest.approx(same.done.busy_s)
+
+
+def test_events_run_by_time_and_ties_in_the_order_they_were_made() -> None:
+    events, seen = EventQueue(), []
+    for name, when_s in (("late", 2.0), ("first", 1.0), ("second", 1.0), ("third", 1.0)):
+        events.at(when_s, lambda name=name: seen.append((name, events.now_s())))  # type: ignore[misc]
+    events.run()
+    assert seen == [("first", 1.0), ("second", 1.0), ("third", 1.0), ("late", 2.0)]
+
+
+def test_what_an_event_brings_about_runs_too() -> None:
+    events, seen = EventQueue(), []
+
+    def again() -> None:
+        seen.append(events.now_s())
+        if len(seen) < 3:
+            events.after(0.5, again)
+
+    events.after(0.5, again)
+    events.run()
+    assert seen == [0.5, 1.0, 1.5]
+
+
+def test_it_stops_where_it_is_told_to() -> None:
+    events, seen = EventQueue(), []
+    for when_s in (1.0, 2.0, 3.0):
+        events.at(when_s, lambda: seen.append(events.now_s()))
+    events.run(until_s=2.0)
+    assert seen == [1.0, 2.0]
+    events.run()
+    assert seen == [1.0, 2.0, 3.0]
+
+
+def test_nothing_happens_in_the_past() -> None:
+    events = EventQueue(5.0)
+    with pytest.raises(ValueError, match="an event at 4"):
+        events.at(4.0, lambda: None)
+
+
+P0, P1, D0, D1 = (WorkerId(name) for name in ("p0", "p1", "d0", "d1"))
+
+
+def test_what_one_worker_sends_goes_one_after_the_other() -> None:
+    wires = Wires(100.0)
+    assert wires.send(P0, D0, 200, from_s=1.0, last_s=1.0) == pytest.approx(3.0)
+    assert wires.send(P0, D1, 100, from_s=1.0, last_s=1.0) == pytest.approx(4.0)
+    assert wires.send(P1, D1, 100, from_s=1.0, last_s=1.0) == pytest.approx(3.0)  # behind the other, coming in
+    assert wires.send(P1, D0, 100, from_s=9.0, last_s=9.0) == pytest.approx(10.0)
+    assert wires.sent_bytes == {(P0, D0): 200, (P0, D1): 100, (P1, D1): 100, (P1, D0): 100}
+
+
+def test_a_fast_link_waits_for_the_last_part_alone() -> None:
+    assert Wires(1000.0).send(P0, D0, 400, from_s=0.0, last_s=8.0, parts=4) == pytest.approx(8.1)
+    assert Wires(10.0).send(P0, D0, 400, from_s=0.0, last_s=8.0, parts=4) == pytest.approx(40.0)
+
+
+def _at(reports: Reports, moment_s: float) -> int:
+    return reports.seen(moment_s)[1].queued_tokens
+
+
+def _turn(reports: Reports, now_s: float, tokens: int, *, is_stepping: bool) -> None:
+    reports.turn(now_s, lambda: SimulatedLoad(queued_tokens=tokens), is_stepping=is_stepping)
+
+
+def test_a_busy_worker_reports_at_the_end_of_a_step() -> None:
+    reports = Reports(SimulatedLoad())
+    _turn(reports, 1.0, 10, is_stepping=True)
+    _turn(reports, 1.05, 20, is_stepping=True)  # too soon, and then it computes
+    _turn(reports, 1.3, 30, is_stepping=True)
+    assert [_at(reports, s) for s in (0.99, 1.0, 1.2, 1.29, 1.3, 9.0)] == [0, 10, 10, 10, 30, 30]
+
+
+def test_an_idle_worker_says_a_little_later_what_was_too_soon() -> None:
+    reports = Reports(SimulatedLoad())
+    _turn(reports, 1.0, 10, is_stepping=False)
+    _turn(reports, 1.04, 20, is_stepping=False)
+    assert [_at(reports, s) for s in (1.05, 1.09, 1.11)] == [10, 10, 20]
+
+
+def test_what_was_not_yet_sent_is_replaced() -> None:
+    reports = Reports(SimulatedLoad())
+    _turn(reports, 1.0, 10, is_stepping=False)
+    _turn(reports, 1.04, 20, is_stepping=False)
+    _turn(reports, 1.06, 30, is_stepping=True)
+    _turn(reports, 1.5, 40, is_stepping=True)
+    assert [_at(reports, s) for s in (1.2, 1.49, 1.5)] == [10, 10, 40]
+
+
+def test_in_a_stretch_of_equal_steps_reports_go_on() -> None:
+    reports = Reports(SimulatedLoad())
+    reports.turn(1.0, lambda: SimulatedLoad(queued_tokens=7), is_stepping=True, is_stretching=True)
+    sent_s, load = reports.seen(1.56)
+    assert (round(sent_s, 9), load.queued_tokens) == (1.5, 7)

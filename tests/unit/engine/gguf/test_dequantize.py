@@ -1,7 +1,5 @@
 """Every type of block becomes the numbers that the `gguf` package makes of it, to the bit."""
 
-from __future__ import annotations
-
 import warnings
 
 import gguf

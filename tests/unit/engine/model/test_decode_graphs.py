@@ -1,22 +1,19 @@
 """Decode steps in static buffers of a few sizes, padded, without capture: the same tokens, and no KV but their own."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from tandem.core.block_hash import BlockHash
 from tandem.core.clock import MonotonicClock
-from tandem.core.sampling import SamplingParams
 from tandem.engine.decode_graphs import graph_bytes, graph_sizes
 from tandem.engine.engine import Engine
-from tandem.engine.request import EngineRequest
 from tandem.engine.runner import ModelRunner
-from tandem.engine.step_batch import SeqSlice, StepBatch
+from tandem.engine.runner_protocol import SeqSlice, StepBatch
+from tests.unit.engine.bundled import Answers, request, run
 
 Folder = Callable[[str], Path]
 
@@ -77,30 +74,21 @@ def test_padding_writes_no_kv(model_folder: Folder) -> None:
     assert changed == [tables[2][1]]
 
 
-def answers(runner: ModelRunner) -> tuple[dict[str, list[int]], int]:
-    """Greedy and drawn tokens of five requests that end one after the other; preemptions."""
-    engine, preempted = Engine(runner, clock=MonotonicClock()), 0
+def answers(runner: ModelRunner) -> Answers:
+    """Greedy and drawn tokens of five requests that end one after the other."""
+    asked = []
     for i in range(5):
-        options = {"temperature": 0.9, "top_p": 0.9, "seed": i} if i % 2 else {"temperature": 0.0}
-        sampling = SamplingParams(max_tokens=40 + 5 * i, ignore_eos=True, **options)  # type: ignore[arg-type]
-        prompt = tuple(range(3 + i, 40 + 2 * i))
-        engine.add(EngineRequest(key=f"r{i}", prompt=prompt, sampling=sampling, hash_root=BlockHash(b"m" * 16)))
-    found: dict[str, list[int]] = {}
-    while engine.has_work:
-        result = engine.step()
-        assert not result.failed
-        preempted += len(result.preempted)
-        for output in result.outputs:
-            found.setdefault(output.key, []).append(output.token)
-    return found, preempted
+        options: dict[str, Any] = {"temperature": 0.9, "top_p": 0.9, "seed": i} if i % 2 else {}
+        asked.append(request(f"r{i}", range(3 + i, 40 + 2 * i), max_tokens=40 + 5 * i, **options))
+    return run(Engine(runner, clock=MonotonicClock()), *asked)
 
 
 @pytest.mark.parametrize("blocks", [64, 9])
 def test_an_engine_answers_the_same_tokens(model_folder: Folder, blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With room for all, and with preemption; first of more sequences than the sizes have, then of fewer and fewer."""
     folder = model_folder("llama")
-    expected, preempted = answers(make_runner(folder, num_blocks=blocks))
-    assert (preempted > 0) == (blocks == 9)
+    expected = answers(make_runner(folder, num_blocks=blocks))
+    assert bool(expected.preempted) == (blocks == 9)
     runner = make_runner(folder, num_blocks=blocks)
     graphs = runner.decode_graphs(graph_sizes(4))
     plain_run = graphs.run
@@ -115,7 +103,7 @@ def test_an_engine_answers_the_same_tokens(model_folder: Folder, blocks: int, mo
 
     monkeypatch.setattr(graphs, "run", counted)
     monkeypatch.setattr(runner, "_graphs", graphs)
-    assert answers(runner)[0] == expected
+    assert answers(runner).outputs == expected.outputs
     assert len(sizes) > 10
     assert len(unknown) > 10, "inputs are what the step before chose"
     assert len(set(unknown)) > 1

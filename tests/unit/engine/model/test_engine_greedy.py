@@ -1,27 +1,23 @@
 """The whole engine over a real model: greedy tokens of transformers under any schedule, prefix hits and preemption."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 import torch
 
-from proof.exactness.router_gap import CLEAR, RouterGap
-from tandem.core.block_hash import BlockHash
+from proof.exactness.reference import CLEAR, RouterGap
 from tandem.core.clock import MonotonicClock
-from tandem.core.sampling import SamplingParams
 from tandem.engine.engine import Engine
 from tandem.engine.model_config import read_model_config
-from tandem.engine.request import EngineRequest
 from tandem.engine.runner import ModelRunner
 from tandem.engine.step_budget import SchedulerConfig
+from tests.unit.engine.bundled import ANSWER, Answers, request, run
+from tests.unit.engine.model.driver import random_tokens
 
 MODELS = (
     "bundled", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen3_moe", "gpt_oss",
     "deepseek_v3",
 )  # fmt: skip
-ANSWER = 24
 LENGTHS = (5, 16, 47, 90)
 
 
@@ -44,30 +40,15 @@ def greedy_of_transformers(folder: Any, prompt: list[int]) -> list[int]:
     return tokens[len(prompt) :]
 
 
-def run(
-    engine: Engine, prompts: dict[str, list[int]], choices: int = 1
-) -> tuple[dict[tuple[str, int], list[int]], int]:
-    """Outputs by (request, choice) and how often something was preempted."""
-    found: dict[tuple[str, int], list[int]] = {}
-    preempted = 0
-    for key, prompt in prompts.items():
-        sampling = SamplingParams(max_tokens=ANSWER, temperature=0.0, ignore_eos=True, n=choices)
-        engine.add(EngineRequest(key=key, prompt=tuple(prompt), sampling=sampling, hash_root=BlockHash(b"m" * 16)))
-    while engine.has_work:
-        result = engine.step()
-        assert not result.failed
-        preempted += len(result.preempted)
-        for output in result.outputs:
-            found.setdefault((output.key, output.choice), []).append(output.token)
-        engine.check_integrity()
-    return found, preempted
+def ask(engine: Engine, prompts: dict[str, list[int]], choices: int = 1) -> Answers:
+    return run(engine, *(request(key, prompt, n=choices) for key, prompt in prompts.items()))
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def case(request: pytest.FixtureRequest, model_folder: Any, tokens_of: Any) -> tuple[Any, dict[str, list[int]], Any]:
+def case(request: pytest.FixtureRequest, model_folder: Any) -> tuple[Any, dict[str, list[int]], Any]:
     """A model's folder, prompts of which later ones begin like the first, and the answers of transformers."""
     folder = model_folder(request.param)
-    everything = tokens_of(max(LENGTHS), 512, seed=11)
+    everything = random_tokens(max(LENGTHS), 512, seed=11)
     prompts = {f"r{length}": everything[:length] for length in LENGTHS}
     answers = {key: greedy_of_transformers(folder, prompt) for key, prompt in prompts.items()}
     return folder, prompts, answers
@@ -93,16 +74,15 @@ def test_greedy_tokens_are_those_of_transformers(case: Any, blocks: int, chunk: 
     engine = Engine(
         runner, config=SchedulerConfig(max_step_tokens=chunk + 8, chunk_tokens=chunk), clock=MonotonicClock()
     )
-    found, preempted = run(engine, prompts)
-    assert {key: found[key, 0] for key in prompts} == answers
-    assert (preempted > 0) == is_tight
-    again, _ = run(engine, {"again": prompts["r90"]})
-    assert again["again", 0] == answers["r90"]
+    found = ask(engine, prompts)
+    assert {key: found.tokens(key) for key in prompts} == answers
+    assert bool(found.preempted) == is_tight
+    assert ask(engine, {"again": prompts["r90"]}).tokens("again") == answers["r90"]
     assert engine.cached_tokens("again") >= 64
 
 
 def test_choices_share_a_prompt_and_part_ways_by_copy(case: Any) -> None:
     folder, prompts, answers = case
     runner = ModelRunner(model_dir=folder, dtype="float32", num_blocks=64, max_model_len=128)
-    found, _ = run(Engine(runner, clock=MonotonicClock()), {"a": prompts["r47"]}, choices=3)
-    assert [found["a", choice] for choice in range(3)] == [answers["r47"]] * 3
+    found = ask(Engine(runner, clock=MonotonicClock()), {"a": prompts["r47"]}, choices=3)
+    assert [found.tokens("a", choice) for choice in range(3)] == [answers["r47"]] * 3

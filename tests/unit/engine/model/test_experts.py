@@ -1,7 +1,5 @@
 """Layers of experts: the grouped way against a loop over tokens, checkpoints in both spellings, every variant."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
@@ -24,6 +22,7 @@ from tandem.engine.parallel import SingleRank
 from tandem.engine.runner import ModelRunner
 from tandem.engine.weights import load_weights
 from tandem.kernels.silu_mul import silu_mul
+from tests.unit.engine.model.driver import Driver, random_tokens
 
 HIDDEN, FEATURES, COUNT = 24, 16, 6
 SHAPE: dict[str, Any] = {
@@ -125,18 +124,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("variant", sorted(VARIANTS))
 @pytest.mark.parametrize("is_stacked", [False, True], ids=["each on its own", "stacked"])
-def test_what_transformers_saves_loads_and_agrees(
-    variant: str, is_stacked: bool, tokens_of: Any, driver_of: Any, tmp_path: Path
-) -> None:
+def test_what_transformers_saves_loads_and_agrees(variant: str, is_stacked: bool, tmp_path: Path) -> None:
     name, changes = VARIANTS[variant]
     model = transformers_model(name, **changes)
     model.save_pretrained(tmp_path, save_original_format=not is_stacked)
     keys = load_file(tmp_path / "model.safetensors")
     assert any(key.endswith("mlp.experts.gate_up_proj") for key in keys) == is_stacked
-    runner, tokens = ModelRunner(model_dir=tmp_path, num_blocks=20, max_model_len=128), tokens_of(70, 128)
+    runner, tokens = ModelRunner(model_dir=tmp_path, num_blocks=20, max_model_len=128), random_tokens(70, 128)
     with torch.no_grad():
         want = model.eval()(torch.tensor([tokens])).logits[0]
-    torch.testing.assert_close(driver_of(runner).chunked("a", tokens, 16), want, atol=1e-4, rtol=0)
+    torch.testing.assert_close(Driver(runner).chunked("a", tokens, 16), want, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])

@@ -1,7 +1,5 @@
 """A model as GGUF has the logits of its safetensors, in every family and over ranks; blocks are as the oracle reads."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -28,6 +26,7 @@ from tandem.engine.model_source import (
 from tandem.engine.models.decoder import Decoder
 from tandem.engine.parallel import SingleRank
 from tandem.engine.runner import ModelRunner
+from tests.unit.engine.model.driver import Driver, random_tokens
 from tools.gguf_model import GgufModel, write_gguf
 
 FAMILIES = ("bundled", "llama", "llama-biases", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3",
@@ -64,9 +63,7 @@ def rewritten(folder: Path, to: Path, **config: Any) -> Path:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_logits_are_those_of_the_safetensors(
-    name: str, model_folder: Any, driver_of: Any, tokens_of: Any, tmp_path: Path
-) -> None:
+def test_logits_are_those_of_the_safetensors(name: str, model_folder: Any, tmp_path: Path) -> None:
     folder = model_folder(name)
     if name in NO_KEY:
         folder = rewritten(folder, tmp_path / "folder", **NO_KEY[name])
@@ -74,23 +71,23 @@ def test_logits_are_those_of_the_safetensors(
     ours, plain = runner(tmp_path / "model.gguf"), runner(folder)
     assert ours.config.is_tied == plain.config.is_tied
     assert ours.config.describe_rope() == plain.config.describe_rope()
-    tokens = tokens_of(100, plain.vocab_size)
-    found, want = (driver_of(one).step({"a": tokens})["a"] for one in (ours, plain))
+    tokens = random_tokens(100, plain.vocab_size)
+    found, want = (Driver(one).step({"a": tokens})["a"] for one in (ours, plain))
     torch.testing.assert_close(found, want, atol=1e-6 if "gemma" in name else 0, rtol=0)
 
 
-def test_a_latent_in_one_piece_is_the_same_model(model_folder: Any, driver_of: Any, tmp_path: Path) -> None:
+def test_a_latent_in_one_piece_is_the_same_model(model_folder: Any, tmp_path: Path) -> None:
     """As files were before llama.cpp cut it in two."""
     found = []
     for is_whole in (False, True):
         path = tmp_path / f"{is_whole}.gguf"
         write_gguf(model_folder("deepseek_v2"), path, GgufModel(has_whole_latent=is_whole))
         assert ("blk.0.attn_kv_b.weight" in {one.name for one in gguf.GGUFReader(path).tensors}) is is_whole
-        found.append(driver_of(runner(path)).step({"a": list(range(60))})["a"])
+        found.append(Driver(runner(path)).step({"a": list(range(60))})["a"])
     assert found[0].equal(found[1])
 
 
-def test_packed_experts_are_those_of_the_checkpoint(model_folder: Any, driver_of: Any, tmp_path: Path) -> None:
+def test_packed_experts_are_those_of_the_checkpoint(model_folder: Any, tmp_path: Path) -> None:
     """gpt-oss as it is published: MXFP4 in both, repacked as llama.cpp's converter does, to the bit."""
     folder = rewritten(
         model_folder("gpt_oss"), tmp_path / "folder", swiglu_limit=7.0, quantization_config={"quant_method": "mxfp4"}
@@ -113,7 +110,7 @@ def test_packed_experts_are_those_of_the_checkpoint(model_folder: Any, driver_of
             ours = found.get_slice(f"model.layers.1.mlp.experts.{expert}.{name}.weight")[0:999, 0:999]
             assert (ours.numpy() == want[expert]).all()
     write_gguf(folder, path)
-    ours, plain = (driver_of(runner(one)).step({"a": list(range(60))})["a"] for one in (path, folder))
+    ours, plain = (Driver(runner(one)).step({"a": list(range(60))})["a"] for one in (path, folder))
     assert ours.equal(plain)
 
 
@@ -227,18 +224,18 @@ def test_blocks_can_be_had_as_they_are(model_folder: Any, tmp_path: Path) -> Non
     blocks = one.blocks(slice(16, 48), slice(32, 64))
     assert (one.kind, blocks.shape, blocks.dtype) == ("Q4_0", (32, 18), torch.uint8)
     assert DEQUANTIZE["Q4_0"](blocks).equal(one[16:48, 32:64])
-    with pytest.raises(ValueError, match="columns 16 to 64 are no whole blocks of 32"):
+    with pytest.raises(ValueError, match="columns 16 to 64 do not align with blocks of 32"):
         one.blocks(slice(0, 1), slice(16, 64))
 
 
-def test_split_files_are_one_model(model_folder: Any, driver_of: Any, tmp_path: Path) -> None:
+def test_split_files_are_one_model(model_folder: Any, tmp_path: Path) -> None:
     write_gguf(model_folder("qwen3"), tmp_path / "big.gguf", GgufModel(split_tensors=5))
     source = local_model(str(tmp_path))
     assert source is not None
     assert (source.name, source.path) == ("big", gguf_in(tmp_path.resolve()))
     assert len(weight_files(source.path)) > 3
-    found = driver_of(runner(source.path)).step({"a": [5, 6, 7]})["a"]
-    assert found.equal(driver_of(runner(model_folder("qwen3"))).step({"a": [5, 6, 7]})["a"])
+    found = Driver(runner(source.path)).step({"a": [5, 6, 7]})["a"]
+    assert found.equal(Driver(runner(model_folder("qwen3"))).step({"a": [5, 6, 7]})["a"])
 
 
 def test_a_file_and_its_folder_are_the_same_model(model_folder: Any, tmp_path: Path) -> None:

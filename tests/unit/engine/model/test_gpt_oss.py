@@ -1,7 +1,5 @@
 """gpt-oss: sinks, clamped experts with biases and packed checkpoints, against transformers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tandem.core.errors import ModelError
-from tandem.engine.gpt_oss_config import BiasedExpertsConfig
+from tandem.engine.experts_config import BiasedExpertsConfig
 from tandem.engine.model_config import read_model_config
 from tandem.engine.model_work import model_work
 from tandem.engine.models.decoder import Decoder
@@ -22,6 +20,7 @@ from tandem.engine.pool_plan import kv_layout
 from tandem.engine.runner import ModelRunner
 from tandem.engine.weights import load_weights
 from tandem.kernels.dtypes import product_dtype
+from tests.unit.engine.model.driver import Driver, compute_reference, random_tokens, tool
 
 TOLERANCE = 1e-4
 MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
@@ -100,24 +99,20 @@ def test_what_config_json_leaves_out_is_as_in_transformers(raw_config: dict[str,
     ],
     ids=lambda changes: next(iter(changes)),
 )  # fmt: skip
-def test_each_field_counts(
-    changes: dict[str, Any], model_folder: Any, reference: Any, reference_of: Any, driver_of: Any, tmp_path: Path
-) -> None:
+def test_each_field_counts(changes: dict[str, Any], model_folder: Any, reference: Any, tmp_path: Path) -> None:
     """The changed model has other logits, and the engine follows."""
     config = json.loads((model_folder("gpt_oss") / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | changes))
     (tmp_path / "model.safetensors").write_bytes((model_folder("gpt_oss") / "model.safetensors").read_bytes())
     tokens = reference("gpt_oss").tokens[:120]
-    want = reference_of(tmp_path, tokens).logits
+    want = compute_reference(tmp_path, tokens).logits
     assert (want - reference("gpt_oss").logits[:120]).abs().max() > 100 * TOLERANCE
     runner = ModelRunner(model_dir=tmp_path, num_blocks=20, max_model_len=128)
-    close(driver_of(runner).chunked("a", tokens, 16), want)
+    close(Driver(runner).chunked("a", tokens, 16), want)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_transformers_saves_loads_and_agrees(
-    dtype: torch.dtype, reference_of: Any, tokens_of: Any, driver_of: Any, tmp_path: Path
-) -> None:
+def test_what_transformers_saves_loads_and_agrees(dtype: torch.dtype, tmp_path: Path) -> None:
     from transformers import GptOssConfig, GptOssForCausalLM
 
     torch.manual_seed(5)
@@ -132,32 +127,28 @@ def test_what_transformers_saves_loads_and_agrees(
     model.to(dtype).save_pretrained(tmp_path, max_shard_size="20KB")
     runner = ModelRunner(model_dir=tmp_path, num_blocks=20, dtype="float32", max_model_len=128)
     assert runner.config.dtype == str(dtype).removeprefix("torch.")
-    tokens = tokens_of(70, 128)
-    close(driver_of(runner).chunked("a", tokens, 16), reference_of(tmp_path, tokens).logits)
+    tokens = random_tokens(70, 128)
+    close(Driver(runner).chunked("a", tokens, 16), compute_reference(tmp_path, tokens).logits)
 
 
-def test_packed_experts_are_those_of_transformers(
-    model_folder: Any, tokens_of: Any, driver_of: Any, tmp_path: Path
-) -> None:
-    folder, tokens = packed(model_folder("gpt_oss"), tmp_path), tokens_of(120, 512)
+def test_packed_experts_are_those_of_transformers(model_folder: Any, tmp_path: Path) -> None:
+    folder, tokens = packed(model_folder("gpt_oss"), tmp_path), random_tokens(120, 512)
     runner = ModelRunner(model_dir=folder, num_blocks=20, max_model_len=128)
-    close(driver_of(runner).chunked("a", tokens, 50), logits_of_transformers(folder, tokens, torch.float32))
+    close(Driver(runner).chunked("a", tokens, 50), logits_of_transformers(folder, tokens, torch.float32))
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
-def test_bf16_stays_close_to_transformers_in_bf16(
-    is_packed: bool, model_folder: Any, tokens_of: Any, driver_of: Any, reference_of: Any, tmp_path: Path
-) -> None:
+def test_bf16_stays_close_to_transformers_in_bf16(is_packed: bool, model_folder: Any, tmp_path: Path) -> None:
     """The first token that is another one is among the best five of transformers: in float32 where the engine widens
     products, which is nearer to that."""
-    folder, tokens = model_folder("gpt_oss"), tokens_of(100, 512)
+    folder, tokens = model_folder("gpt_oss"), random_tokens(100, 512)
     if is_packed:
         folder = packed(folder, tmp_path)
         want = logits_of_transformers(folder, tokens, torch.bfloat16)
     else:
-        want = reference_of(folder, tokens, torch.bfloat16).logits
+        want = compute_reference(folder, tokens, torch.bfloat16).logits
     runner = ModelRunner(model_dir=folder, dtype="bfloat16", num_blocks=20, max_model_len=128)
-    got = driver_of(runner).chunked("a", tokens, 7)
+    got = Driver(runner).chunked("a", tokens, 7)
     is_widened = product_dtype(torch.bfloat16, torch.device("cpu")) is torch.float32
     near = logits_of_transformers(folder, tokens, torch.float32) if is_widened else want
     assert (near.topk(5, -1).indices == got.argmax(-1, keepdim=True)).any(-1).all()
@@ -186,10 +177,10 @@ def experts_of_rank(folder: Path, rank: int, size: int) -> list[Tensor]:
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("is_packed", [False, True])
-def test_ranks_have_slices_of_every_expert(is_packed: bool, size: int, random_model_tool: Any, tmp_path: Path) -> None:
+def test_ranks_have_slices_of_every_expert(is_packed: bool, size: int, tmp_path: Path) -> None:
     """Of 96 features, a quarter ends within a group of packed numbers."""
-    model = random_model_tool.RandomModel(family="gpt_oss", heads=4, layers=1, intermediate=96)
-    random_model_tool.make_random_model(model, tmp_path / "plain")
+    model = tool.RandomModel(family="gpt_oss", heads=4, layers=1, intermediate=96)
+    tool.make_random_model(model, tmp_path / "plain")
     folder = packed(tmp_path / "plain", tmp_path / "packed") if is_packed else tmp_path / "plain"
     whole, ranks = experts_of_rank(folder, 0, 1), [experts_of_rank(folder, rank, size) for rank in range(size)]
     for place in (0, 1):  # gates, then ups

@@ -1,7 +1,5 @@
 """All experts as one operation against one after another: gates of both kinds, and biases of one rank alone."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -10,12 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tandem.engine.experts_config import ExpertsConfig
-from tandem.engine.gpt_oss_config import BiasedExpertsConfig
-from tandem.engine.models.activations import ACTIVATE
-from tandem.engine.models.experts import ExpertParameters, Experts, pack_experts
+from tandem.engine.experts_config import BiasedExpertsConfig, ExpertsConfig
+from tandem.engine.models.experts import ExpertParameters, Experts, grouped_experts, pack_experts
 from tandem.engine.models.gpt_oss_experts import clamped_gate
-from tandem.engine.models.grouped_experts import grouped_experts
+from tandem.engine.models.mlp import ACTIVATE
 from tandem.engine.models.routing import SoftmaxRouter
 from tandem.engine.weights import Parameter
 

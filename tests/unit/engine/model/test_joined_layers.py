@@ -1,7 +1,5 @@
 """A decoder that passes few rows through all layers in one call: when it reports so, and for which weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,19 +14,18 @@ from tandem.engine.model_config import read_model_config
 from tandem.engine.models import decoder
 from tandem.engine.models.decoder import Decoder
 from tandem.kernels.fused_layer import DenseRow, LayerParts, PagedRows, fuse
+from tests.unit.engine.model.driver import tool
 
 BLOCK_TOKENS = 16
 
 
 @pytest.fixture
-def make_folder(random_model_tool: Any, tmp_path: Path) -> Callable[[int], Path]:
+def make_folder(tmp_path: Path) -> Callable[[int], Path]:
     """The folder of a random Llama, in bfloat16 and of a width that C code takes."""
 
     def make(seed: int) -> Path:
         shape = {"hidden": 128, "heads": 4, "kv_heads": 2, "head_dim": 32, "dtype": "bfloat16", "seed": seed}
-        random_model_tool.make_random_model(
-            random_model_tool.RandomModel(family="llama", **shape), tmp_path / f"{seed}"
-        )
+        tool.make_random_model(tool.RandomModel(family="llama", **shape), tmp_path / f"{seed}")
         return tmp_path / f"{seed}"
 
     return make

@@ -1,7 +1,5 @@
 """Multi-head latent attention against transformers: logits, cached rows and greedy tokens of tiny DeepSeek models."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable
@@ -16,6 +14,7 @@ from tandem.core.errors import ModelError
 from tandem.engine.model_config import read_model_config
 from tandem.engine.pool_plan import kv_layout
 from tandem.engine.runner import ModelRunner
+from tests.unit.engine.model.driver import Driver, compute_reference, random_tokens
 
 TOLERANCE = 1e-4
 SHAPE: dict[str, Any] = {
@@ -73,13 +72,13 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="session")
-def expected(saved: Any, reference_of: Any, tokens_of: Any) -> Callable[[str], Any]:
+def expected(saved: Any) -> Callable[[str], Any]:
     """Return transformers' results for 150 tokens."""
     made: dict[str, Any] = {}
 
     def get(name: str) -> Any:
         if name not in made:
-            made[name] = reference_of(saved(name), tokens_of(150, SHAPE["vocab_size"]))
+            made[name] = compute_reference(saved(name), random_tokens(150, SHAPE["vocab_size"]))
         return made[name]
 
     return get
@@ -92,12 +91,10 @@ def close(found: Tensor, wanted: Tensor) -> None:
 @pytest.mark.drawn(15)
 @pytest.mark.parametrize("chunk", [1, 16, 150])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_chunks_have_the_logits_and_the_rows_of_transformers(
-    name: str, chunk: int, saved: Any, expected: Any, driver_of: Any
-) -> None:
+def test_chunks_have_the_logits_and_the_rows_of_transformers(name: str, chunk: int, saved: Any, expected: Any) -> None:
     want = expected(name)
     runner = ModelRunner(model_dir=saved(name), dtype="float32", num_blocks=20)
-    driver = driver_of(runner)
+    driver = Driver(runner)
     close(driver.chunked("a", want.tokens, chunk), want.logits)
     assert runner.pools.tensors[0].shape == (20, 2, 1, 1, 16, 48)
     for layer, (latent, turned) in enumerate(want.kv):
@@ -109,9 +106,9 @@ def test_chunks_have_the_logits_and_the_rows_of_transformers(
         close(rows[0, :, 32:], turned[0])
 
 
-def test_decodes_and_chunks_share_a_step(saved: Any, expected: Any, driver_of: Any) -> None:
+def test_decodes_and_chunks_share_a_step(saved: Any, expected: Any) -> None:
     want = expected("v3")
-    tokens, driver = want.tokens, driver_of(ModelRunner(model_dir=saved("v3"), dtype="float32", num_blocks=40))
+    tokens, driver = want.tokens, Driver(ModelRunner(model_dir=saved("v3"), dtype="float32", num_blocks=40))
     starts = {"a": 15, "b": 130, "c": 64}
     driver.step({key: tokens[:end] for key, end in starts.items()})
     for turn in range(3):
@@ -123,19 +120,19 @@ def test_decodes_and_chunks_share_a_step(saved: Any, expected: Any, driver_of: A
 
 
 @pytest.mark.parametrize("name", ["v2, groups", "v3", "v3, groups"])
-def test_deterministic_is_bitwise_and_near_transformers(name: str, saved: Any, expected: Any, driver_of: Any) -> None:
+def test_deterministic_is_bitwise_and_near_transformers(name: str, saved: Any, expected: Any) -> None:
     want = expected(name)
     runner = ModelRunner(model_dir=saved(name), num_blocks=60, is_deterministic=True)
-    whole = driver_of(runner).step({"a": want.tokens})["a"]
+    whole = Driver(runner).step({"a": want.tokens})["a"]
     close(whole, want.logits)
     for chunk in (1, 37):
-        assert torch.equal(driver_of(runner).chunked("a", want.tokens, chunk), whole)
+        assert torch.equal(Driver(runner).chunked("a", want.tokens, chunk), whole)
 
 
-def test_bf16_stays_near_transformers_in_bf16(saved: Any, reference_of: Any, tokens_of: Any, driver_of: Any) -> None:
-    tokens = tokens_of(100, SHAPE["vocab_size"])
-    want = reference_of(saved("v3"), tokens, torch.bfloat16).logits
-    got = driver_of(ModelRunner(model_dir=saved("v3"), dtype="bfloat16", num_blocks=20)).chunked("a", tokens, 16)
+def test_bf16_stays_near_transformers_in_bf16(saved: Any) -> None:
+    tokens = random_tokens(100, SHAPE["vocab_size"])
+    want = compute_reference(saved("v3"), tokens, torch.bfloat16).logits
+    got = Driver(ModelRunner(model_dir=saved("v3"), dtype="bfloat16", num_blocks=20)).chunked("a", tokens, 16)
     difference = (torch.log_softmax(got, -1) - torch.log_softmax(want, -1)).abs()
     assert difference.gather(1, want.argmax(-1, keepdim=True)).mean() < 0.05
 

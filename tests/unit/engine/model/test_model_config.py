@@ -1,7 +1,5 @@
 """config.json in both spellings gives one ModelConfig; what is not supported is refused by name."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Finding a model and naming it: folders, hub ids, errors in one line, fingerprints that see every byte."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys
@@ -148,7 +146,7 @@ def test_the_fingerprint_names_positions_dtype_and_commit(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_asking_for_a_model_imports_no_torch() -> None:
-    program = "import sys, tandem.engine.model_source, tandem.engine.step_batch; print('torch' in sys.modules)"
+    program = "import sys, tandem.engine.model_source, tandem.engine.runner_protocol; print('torch' in sys.modules)"
     environment = {"PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

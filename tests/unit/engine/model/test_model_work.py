@@ -1,7 +1,5 @@
 """A model's compute cost: against a count by hand, the decoder's own tensors, and the planner's arithmetic."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

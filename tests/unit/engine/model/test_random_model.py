@@ -1,19 +1,18 @@
 """The tool that makes random models: repeatable, loadable, and its greedy answers are worth comparing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tandem.engine.runner import ModelRunner
+from tests.unit.engine.model.driver import Driver, tool
 
 
-def test_the_same_arguments_give_the_same_bytes(random_model_tool: Any, tmp_path: Path) -> None:
+def test_the_same_arguments_give_the_same_bytes(tmp_path: Path) -> None:
     arguments = ["qwen2", "--hidden", "32", "--layers", "1", "--seed", "4", "--dtype", "bfloat16"]
     for name in ("a", "b"):
-        assert random_model_tool.main([arguments[0], str(tmp_path / name), *arguments[1:]]) == 0
+        assert tool.main([arguments[0], str(tmp_path / name), *arguments[1:]]) == 0
     files = sorted(path.name for path in (tmp_path / "a").iterdir())
     assert files == [
         "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
@@ -25,9 +24,9 @@ MODELS = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_greedy_answers_vary(name: str, fp32_runner: Any, driver_of: Any) -> None:
+def test_greedy_answers_vary(name: str, fp32_runner: Any) -> None:
     runner: ModelRunner = fp32_runner(name)
-    driver, token, answer = driver_of(runner), 17, []
+    driver, token, answer = Driver(runner), 17, []
     for _ in range(24):
         token = int(driver.step({"a": [token]})["a"].argmax())
         answer.append(token)
@@ -35,10 +34,10 @@ def test_greedy_answers_vary(name: str, fp32_runner: Any, driver_of: Any) -> Non
 
 
 @pytest.mark.parametrize("vocab", [512, 4096])
-def test_its_tokenizer_round_trips(vocab: int, random_model_tool: Any, tmp_path: Path) -> None:
+def test_its_tokenizer_round_trips(vocab: int, tmp_path: Path) -> None:
     from tokenizers import Tokenizer
 
-    random_model_tool.make_random_model(random_model_tool.RandomModel(family="llama", vocab=vocab, layers=1), tmp_path)
+    tool.make_random_model(tool.RandomModel(family="llama", vocab=vocab, layers=1), tmp_path)
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     ids = tokenizer.encode("Tandem, über 2 Räder.").ids
     assert max(ids) < vocab

@@ -1,7 +1,5 @@
 """The runner against transformers: the same logits and the same KV bytes, for any batch and chunking."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -12,8 +10,9 @@ import torch
 from tandem.core.errors import ModelError
 from tandem.engine.models import decoder
 from tandem.engine.runner import ModelRunner
-from tandem.engine.step_batch import SeqSlice, StepBatch
+from tandem.engine.runner_protocol import SeqSlice, StepBatch
 from tandem.kernels.fused_layer import DenseRow, LayerParts, fuse
+from tests.unit.engine.model.driver import Driver, compute_reference, random_tokens, tool
 
 MODELS = ("bundled", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen3_moe", "gpt_oss")
 WINDOWED = ("mistral", "gemma2", "gemma3", "gpt_oss")
@@ -27,11 +26,9 @@ def close(found: torch.Tensor, expected: torch.Tensor, tolerance: float = TOLERA
 @pytest.mark.drawn(30)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 33, 255, 256, 600])
-def test_a_prompt_has_the_logits_of_transformers(
-    name: str, length: int, reference: Any, fp32_runner: Any, driver_of: Any
-) -> None:
+def test_a_prompt_has_the_logits_of_transformers(name: str, length: int, reference: Any, fp32_runner: Any) -> None:
     want = reference(name)
-    got = driver_of(fp32_runner(name)).step({"a": want.tokens[:length]})["a"]
+    got = Driver(fp32_runner(name)).step({"a": want.tokens[:length]})["a"]
     assert got.dtype is torch.float32
     assert not got.is_inference()  # the sampler writes over it
     close(got, want.logits[:length])
@@ -40,10 +37,10 @@ def test_a_prompt_has_the_logits_of_transformers(
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("chunk", [16, 64, 512])
 def test_chunks_have_the_logits_and_the_kv_of_the_whole(
-    name: str, chunk: int, reference: Any, fp32_runner: Any, driver_of: Any
+    name: str, chunk: int, reference: Any, fp32_runner: Any
 ) -> None:
     want = reference(name)
-    driver = driver_of(fp32_runner(name))
+    driver = Driver(fp32_runner(name))
     close(driver.chunked("a", want.tokens, chunk), want.logits)
     for layer, (k, v) in enumerate(want.kv):
         stored_k, stored_v = driver.stored_kv("a", layer)
@@ -53,18 +50,16 @@ def test_chunks_have_the_logits_and_the_kv_of_the_whole(
 
 @pytest.mark.parametrize("name", WINDOWED)
 @pytest.mark.parametrize("chunk", [1, 7])
-def test_a_window_slides_by_tokens_whatever_the_chunks(
-    name: str, chunk: int, reference: Any, fp32_runner: Any, driver_of: Any
-) -> None:
+def test_a_window_slides_by_tokens_whatever_the_chunks(name: str, chunk: int, reference: Any, fp32_runner: Any) -> None:
     want, runner = reference(name), fp32_runner(name)
     assert any(runner.config.window_of(layer) == 40 for layer in range(runner.config.layers))
-    close(driver_of(runner).chunked("a", want.tokens[:150], chunk), want.logits[:150])
+    close(Driver(runner).chunked("a", want.tokens[:150], chunk), want.logits[:150])
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_decodes_and_chunks_share_a_step(name: str, reference: Any, fp32_runner: Any, driver_of: Any) -> None:
+def test_decodes_and_chunks_share_a_step(name: str, reference: Any, fp32_runner: Any) -> None:
     want = reference(name)
-    tokens, driver = want.tokens, driver_of(fp32_runner(name))
+    tokens, driver = want.tokens, Driver(fp32_runner(name))
     starts = {"a": 15, "b": 130, "c": 64}
     first = driver.step({key: tokens[:end] for key, end in starts.items()})
     for key, end in starts.items():
@@ -78,11 +73,9 @@ def test_decodes_and_chunks_share_a_step(name: str, reference: Any, fp32_runner:
         close(got["late"], want.logits[turn * 37 : (turn + 1) * 37])
 
 
-def test_a_chunk_of_one_token_may_stand_among_the_decodes_or_behind_chunks(
-    reference: Any, fp32_runner: Any, driver_of: Any
-) -> None:
+def test_a_chunk_of_one_token_may_stand_among_the_decodes_or_behind_chunks(reference: Any, fp32_runner: Any) -> None:
     want, runner = reference("llama"), fp32_runner("llama")
-    table = driver_of(runner)
+    table = Driver(runner)
     table.step({"a": want.tokens[:20]})
     other = list(range(100, 110))
     blocks = [block for block in range(runner.num_blocks[0]) if block not in table.tables["a"]][:1]
@@ -91,7 +84,7 @@ def test_a_chunk_of_one_token_may_stand_among_the_decodes_or_behind_chunks(
     close(runner.forward(batch), want.logits[20:21])
 
 
-def test_only_the_wanted_rows_are_returned_in_the_order_asked(reference: Any, fp32_runner: Any, driver_of: Any) -> None:
+def test_only_the_wanted_rows_are_returned_in_the_order_asked(reference: Any, fp32_runner: Any) -> None:
     want, runner = reference("qwen3"), fp32_runner("qwen3")
     blocks = list(range(3))
     for rows in ([39], [7, 3, 39], []):
@@ -103,9 +96,9 @@ def test_only_the_wanted_rows_are_returned_in_the_order_asked(reference: Any, fp
     close(runner.forward(follow), want.logits[40:41])
 
 
-def test_layers_are_reported_once_their_kv_is_in_the_pool(reference: Any, fp32_runner: Any, driver_of: Any) -> None:
+def test_layers_are_reported_once_their_kv_is_in_the_pool(reference: Any, fp32_runner: Any) -> None:
     want, runner = reference("bundled"), fp32_runner("bundled")
-    driver = driver_of(runner)
+    driver = Driver(runner)
     for view in runner.pools.layer_views:
         view.zero_()
     seen: list[tuple[int, int]] = []
@@ -121,9 +114,9 @@ def test_layers_are_reported_once_their_kv_is_in_the_pool(reference: Any, fp32_r
     assert seen == [(0, 2), (2, 4), (4, 5)]
 
 
-def test_a_copied_block_serves_in_place_of_its_source(reference: Any, fp32_runner: Any, driver_of: Any) -> None:
+def test_a_copied_block_serves_in_place_of_its_source(reference: Any, fp32_runner: Any) -> None:
     want, runner = reference("qwen2"), fp32_runner("qwen2")
-    driver = driver_of(runner)
+    driver = Driver(runner)
     driver.step({"a": want.tokens[:40]})
     source = driver.tables["a"][2]
     copy = next(block for block in range(runner.num_blocks[0]) if block not in driver.tables["a"])
@@ -141,13 +134,11 @@ def test_a_chunk_may_want_no_logits(options: dict[str, Any], model_folder: Any) 
 
 
 @pytest.mark.parametrize("name", ["bundled", "qwen3", "gemma2", "gemma3"])
-def test_bf16_stays_near_transformers_in_bf16(
-    name: str, model_folder: Any, reference_of: Any, tokens_of: Any, driver_of: Any
-) -> None:
+def test_bf16_stays_near_transformers_in_bf16(name: str, model_folder: Any) -> None:
     runner = ModelRunner(model_dir=model_folder(name), dtype="bfloat16", num_blocks=40, max_model_len=256)
-    tokens = tokens_of(200, runner.vocab_size)
-    want = reference_of(model_folder(name), tokens, torch.bfloat16)
-    got = driver_of(runner).chunked("a", tokens, 64)
+    tokens = random_tokens(200, runner.vocab_size)
+    want = compute_reference(model_folder(name), tokens, torch.bfloat16)
+    got = Driver(runner).chunked("a", tokens, 64)
     difference = (torch.log_softmax(got, -1) - torch.log_softmax(want.logits, -1)).abs()
     chosen = want.logits.argmax(-1, keepdim=True)
     assert difference.gather(1, chosen).mean() < 0.05
@@ -155,7 +146,7 @@ def test_bf16_stays_near_transformers_in_bf16(
 
 @pytest.mark.parametrize("name", MODELS[1:])
 def test_single_rows_of_bf16_stay_near_transformers_in_bf16(
-    name: str, random_model_tool: Any, reference_of: Any, tokens_of: Any, driver_of: Any, tmp_path: Path,
+    name: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Of a width that C code takes; only families with layers that are no more than Llama's may have theirs fused."""
@@ -167,7 +158,7 @@ def test_single_rows_of_bf16_stay_near_transformers_in_bf16(
 
     monkeypatch.setattr(decoder, "fuse", watched)
     shape = {"hidden": 128, "heads": 4, "kv_heads": 2, "head_dim": 32, "dtype": "bfloat16", "seed": 3}
-    random_model_tool.make_random_model(random_model_tool.RandomModel(family=name, **shape), tmp_path)
+    tool.make_random_model(tool.RandomModel(family=name, **shape), tmp_path)
     runner = ModelRunner(model_dir=tmp_path, num_blocks=40, max_model_len=256, layer_group=1)
     assert len(fused) == (2 if name in ("llama", "mistral", "qwen2") else 0)
     heard: list[tuple[int, int]] = []
@@ -175,9 +166,9 @@ def test_single_rows_of_bf16_stay_near_transformers_in_bf16(
     assert heard == ([(0, 2)] if runner.has_joined_layers else [(0, 1), (1, 2)])
     is_fused = bool(fused) and None not in map(fuse, fused)
     assert runner.has_joined_layers == (is_fused and name != "mistral"), "which has a window"
-    tokens = tokens_of(100, runner.vocab_size)
-    want = reference_of(tmp_path, tokens, torch.bfloat16)
-    got = driver_of(runner).chunked("a", tokens, 1)
+    tokens = random_tokens(100, runner.vocab_size)
+    want = compute_reference(tmp_path, tokens, torch.bfloat16)
+    got = Driver(runner).chunked("a", tokens, 1)
     difference = (torch.log_softmax(got, -1) - torch.log_softmax(want.logits, -1)).abs()
     chosen = want.logits.argmax(-1, keepdim=True)
     assert difference.gather(1, chosen).mean() < 0.05
@@ -194,7 +185,7 @@ def test_single_rows_of_bf16_stay_near_transformers_in_bf16(
     ],
 )  # fmt: skip
 def test_each_field_of_gemma_counts(
-    name: str, changes: dict[str, Any], model_folder: Any, reference: Any, reference_of: Any, driver_of: Any,
+    name: str, changes: dict[str, Any], model_folder: Any, reference: Any,
     tmp_path: Path,
 ) -> None:  # fmt: skip
     """The changed model has other logits, and the engine follows."""
@@ -202,10 +193,10 @@ def test_each_field_of_gemma_counts(
     (tmp_path / "config.json").write_text(json.dumps(config | changes))
     (tmp_path / "model.safetensors").write_bytes((model_folder(name) / "model.safetensors").read_bytes())
     tokens = reference(name).tokens[:120]
-    want = reference_of(tmp_path, tokens).logits
+    want = compute_reference(tmp_path, tokens).logits
     assert (want - reference(name).logits[:120]).abs().max() > 100 * TOLERANCE
     runner = ModelRunner(model_dir=tmp_path, num_blocks=20, max_model_len=128)
-    close(driver_of(runner).chunked("a", tokens, 16), want)
+    close(Driver(runner).chunked("a", tokens, 16), want)
 
 
 ROPES: dict[str, dict[str, Any]] = {
@@ -228,20 +219,18 @@ ROPES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", sorted(ROPES))
-def test_scaled_positions_are_those_of_transformers(
-    kind: str, model_folder: Any, reference_of: Any, tokens_of: Any, driver_of: Any, tmp_path: Path
-) -> None:
+def test_scaled_positions_are_those_of_transformers(kind: str, model_folder: Any, tmp_path: Path) -> None:
     config = json.loads((model_folder("llama") / "config.json").read_text())
     del config["rope_theta"]
     (tmp_path / "config.json").write_text(json.dumps(config | ROPES[kind]))
     (tmp_path / "model.safetensors").write_bytes((model_folder("llama") / "model.safetensors").read_bytes())
-    tokens = tokens_of(200, 512)
+    tokens = random_tokens(200, 512)
     runner = ModelRunner(model_dir=tmp_path, num_blocks=20, max_model_len=200)
-    close(driver_of(runner).chunked("a", tokens, 64), reference_of(tmp_path, tokens).logits)
+    close(Driver(runner).chunked("a", tokens, 64), compute_reference(tmp_path, tokens).logits)
 
 
 def test_dynamic_positions_are_the_plain_ones_as_long_as_the_context_is(
-    model_folder: Any, reference: Any, driver_of: Any, tmp_path: Path
+    model_folder: Any, reference: Any, tmp_path: Path
 ) -> None:
     config = json.loads((model_folder("llama") / "config.json").read_text())
     config |= {"max_position_embeddings": 64, "rope_scaling": {"type": "dynamic", "factor": 4.0}}
@@ -250,38 +239,32 @@ def test_dynamic_positions_are_the_plain_ones_as_long_as_the_context_is(
     want = reference("llama")
     runner = ModelRunner(model_dir=tmp_path, num_blocks=20)
     assert runner.max_model_len == 64
-    close(driver_of(runner).step({"a": want.tokens[:64]})["a"], want.logits[:64])
+    close(Driver(runner).step({"a": want.tokens[:64]})["a"], want.logits[:64])
     with pytest.raises(ModelError, match="256 or less"):
         ModelRunner(model_dir=tmp_path, num_blocks=20, max_model_len=257)
 
 
-def test_a_window_that_is_null_is_none(
-    model_folder: Any, reference_of: Any, tokens_of: Any, driver_of: Any, random_model_tool: Any, tmp_path: Path
-) -> None:
-    random_model_tool.make_random_model(random_model_tool.RandomModel(family="mistral", window=0), tmp_path)
-    tokens = tokens_of(100, 512)
+def test_a_window_that_is_null_is_none(model_folder: Any, tmp_path: Path) -> None:
+    tool.make_random_model(tool.RandomModel(family="mistral", window=0), tmp_path)
+    tokens = random_tokens(100, 512)
     runner = ModelRunner(model_dir=tmp_path, num_blocks=20, max_model_len=128)
-    close(driver_of(runner).chunked("a", tokens, 16), reference_of(tmp_path, tokens).logits)
+    close(Driver(runner).chunked("a", tokens, 16), compute_reference(tmp_path, tokens).logits)
 
 
 @pytest.mark.parametrize("layers", [{"max_window_layers": 1}, {"layer_types": ["sliding_attention", "full_attention"]}])
-def test_the_windows_of_some_layers(
-    layers: dict[str, Any], model_folder: Any, reference_of: Any, tokens_of: Any, driver_of: Any, tmp_path: Path
-) -> None:
+def test_the_windows_of_some_layers(layers: dict[str, Any], model_folder: Any, tmp_path: Path) -> None:
     config = json.loads((model_folder("qwen3") / "config.json").read_text())
     config |= {"use_sliding_window": True, "sliding_window": 23, **layers}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "model.safetensors").write_bytes((model_folder("qwen3") / "model.safetensors").read_bytes())
-    tokens = tokens_of(100, 512)
+    tokens = random_tokens(100, 512)
     runner = ModelRunner(model_dir=tmp_path, num_blocks=20, max_model_len=128)
     assert runner.config.windowed_layers == ({1} if "max_window_layers" in layers else {0})
-    close(driver_of(runner).chunked("a", tokens, 16), reference_of(tmp_path, tokens).logits)
+    close(Driver(runner).chunked("a", tokens, 16), compute_reference(tmp_path, tokens).logits)
 
 
 @pytest.mark.parametrize("variant", ["biases", "head_dim", "tied"])
-def test_what_transformers_saves_loads_and_agrees(
-    variant: str, reference_of: Any, tokens_of: Any, driver_of: Any, tmp_path: Path
-) -> None:
+def test_what_transformers_saves_loads_and_agrees(variant: str, tmp_path: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     changes: dict[str, Any] = {
@@ -301,15 +284,13 @@ def test_what_transformers_saves_loads_and_agrees(
     model.save_pretrained(tmp_path, max_shard_size="20KB")
     assert (tmp_path / "model.safetensors.index.json").exists()
     runner = ModelRunner(model_dir=tmp_path, num_blocks=20, max_model_len=128)
-    tokens = tokens_of(70, 128)
-    close(driver_of(runner).step({"a": tokens})["a"], reference_of(tmp_path, tokens).logits)
+    tokens = random_tokens(70, 128)
+    close(Driver(runner).step({"a": tokens})["a"], compute_reference(tmp_path, tokens).logits)
 
 
 @pytest.mark.parametrize("is_tied", [True, False])
 @pytest.mark.parametrize("name", ["Mistral", "Gemma2", "Gemma3"])
-def test_what_transformers_saves_of_a_family_loads_and_agrees(
-    name: str, is_tied: bool, reference_of: Any, tokens_of: Any, driver_of: Any, tmp_path: Path
-) -> None:
+def test_what_transformers_saves_of_a_family_loads_and_agrees(name: str, is_tied: bool, tmp_path: Path) -> None:
     """transformers writes the new spelling: rope_parameters, for Gemma 3 by layer type, layer_types, dtype."""
     import transformers
 
@@ -328,8 +309,8 @@ def test_what_transformers_saves_of_a_family_loads_and_agrees(
     assert {"rope_parameters", "dtype"} <= set(saved)
     assert "rope_theta" not in saved
     runner = ModelRunner(model_dir=tmp_path, num_blocks=20, max_model_len=128)
-    tokens = tokens_of(70, 128)
-    close(driver_of(runner).chunked("a", tokens, 16), reference_of(tmp_path, tokens).logits)
+    tokens = random_tokens(70, 128)
+    close(Driver(runner).chunked("a", tokens, 16), compute_reference(tmp_path, tokens).logits)
 
 
 @pytest.mark.parametrize(

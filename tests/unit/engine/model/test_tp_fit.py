@@ -1,7 +1,5 @@
 """A TP that does not fit the model is refused before anything starts, with the reason and the sizes that fit."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,10 +9,9 @@ from typing import Any
 import pytest
 
 from tandem.core.errors import ModelError
-from tandem.engine.model_config import ModelConfig, read_model_config
+from tandem.engine.model_config import ModelConfig, check_tp, fitting_tp, read_model_config, tp_refusal
 from tandem.engine.parallel import SingleRank
 from tandem.engine.runner import ModelRunner
-from tandem.engine.tp_checks import check_tp, fitting_tp, tp_refusal
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -101,5 +98,5 @@ def test_the_runner_asks_before_it_loads(model_folder: Any) -> None:
 
 @pytest.mark.slow
 def test_asking_needs_no_torch() -> None:
-    code = "import sys, tandem.engine.tp_checks; sys.exit('torch' in sys.modules)"
+    code = "import sys, tandem.engine.model_config; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)

@@ -1,7 +1,5 @@
 """Loading is strict: every tensor is used and fits, damage is named, ranks get exactly their slices."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

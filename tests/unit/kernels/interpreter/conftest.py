@@ -5,8 +5,6 @@ skipped here and run by `TRITON_INTERPRET=1 pytest tests/unit/kernels/interprete
 wrongly without a word, so bfloat16 is held against the reference on a device, by `bench/gpu`.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from pathlib import Path

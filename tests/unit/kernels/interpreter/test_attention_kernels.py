@@ -1,7 +1,5 @@
 """The Triton decode and extend kernels against the torch references, in the interpreter."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

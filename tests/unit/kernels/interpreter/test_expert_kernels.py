@@ -1,7 +1,5 @@
 """The Triton kernels of experts against the torch reference, in the interpreter."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

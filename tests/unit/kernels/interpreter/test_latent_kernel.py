@@ -1,7 +1,5 @@
 """The Triton decode kernel over latents against the torch reference, in the interpreter."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

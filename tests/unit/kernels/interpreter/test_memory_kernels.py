@@ -1,7 +1,5 @@
 """The Triton kernels that move keys and values against the torch references, in the interpreter: every bit."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

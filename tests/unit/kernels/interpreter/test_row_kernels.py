@@ -1,7 +1,5 @@
 """The Triton kernels of norms, rotations and gates against the torch references, in the interpreter."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The Triton kernel that draws tokens against the torch reference, in the interpreter: every token."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,8 +1,6 @@
 """Whole decode steps of models of experts and latents on the Triton kernels, in the buffers that a CUDA graph captures:
 the logits of the other paths, and nothing that would ask the host in the middle."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -12,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tandem.engine.memory_plan import StepBounds
 from tandem.engine.runner import ModelRunner
-from tandem.engine.step_batch import SeqSlice, StepBatch
+from tandem.engine.runner_protocol import SeqSlice, StepBatch
 from tandem.kernels import backend
 from tools.random_model import RandomModel, make_random_model
 

@@ -1,7 +1,5 @@
 """How a router follows the keys of its cluster."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 
@@ -43,16 +41,12 @@ class Store:
         await asyncio.Event().wait()
 
 
-def test_a_watcher_that_fails_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_watcher_that_fails_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api_keys, "RETRY_S", 0.0)
-
-    async def run() -> None:
-        store, gate = Store(), Authenticator(Anonymous.LOOPBACK, lambda: 1000.0)
-        following = asyncio.create_task(Keyring(store, gate, tuple, lambda: 1000.0).follow())
-        async with asyncio.timeout(20.0):
-            await store.is_told.wait()
-        assert gate.keys == [KEY]
-        following.cancel()
-        await asyncio.wait([following])
-
-    asyncio.run(run())
+    store, gate = Store(), Authenticator(Anonymous.LOOPBACK, lambda: 1000.0)
+    following = asyncio.create_task(Keyring(store, gate, tuple, lambda: 1000.0).follow())
+    async with asyncio.timeout(20.0):
+        await store.is_told.wait()
+    assert gate.keys == [KEY]
+    following.cancel()
+    await asyncio.wait([following])

@@ -1,7 +1,5 @@
 """Answers of several processes of a router, merged."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
@@ -14,8 +12,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from tandem.core import metric_names as names
 from tandem.router.admin import multiprocess_admin
-from tandem.router.admin.multiprocess_admin import RouterMember, added_up, create_parts_admin
-from tandem.router.admin.replicated_settings import POLICY_PATH, SLO_PATH, ReplicatedSettings
+from tandem.router.admin.app import POLICY_PATH, SLO_PATH
+from tandem.router.admin.multiprocess_admin import ReplicatedSettings, RouterMember, added_up, create_parts_admin
 from tandem.router.admission import status as admission_status
 
 
@@ -132,66 +130,52 @@ async def asking(*bodies: bytes | None) -> AsyncIterator[tuple[httpx.AsyncClient
 
 
 @pytest.mark.parametrize("answer", CUT_OFF)
-def test_a_process_that_dies_while_it_is_asked_is_named_and_the_others_are_heard(answer: bytes) -> None:
-    async def run() -> None:
-        async with asking(text(3, 0.5, 70).encode(), answer) as (client, _):
-            lines = (await client.get("/metrics")).text.splitlines()
-        assert f'{names.ROUTER_PROCESS_UP}{{process="r-0"}} 1.0' in lines
-        assert f'{names.ROUTER_PROCESS_UP}{{process="r-1"}} 0.0' in lines
-
-    asyncio.run(run())
+async def test_a_process_that_dies_while_it_is_asked_is_named_and_the_others_are_heard(answer: bytes) -> None:
+    async with asking(text(3, 0.5, 70).encode(), answer) as (client, _):
+        lines = (await client.get("/metrics")).text.splitlines()
+    assert f'{names.ROUTER_PROCESS_UP}{{process="r-0"}} 1.0' in lines
+    assert f'{names.ROUTER_PROCESS_UP}{{process="r-1"}} 0.0' in lines
 
 
-def test_a_process_that_hangs_is_named_and_the_others_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_hangs_is_named_and_the_others_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multiprocess_admin, "TOGETHER_S", 0.5)
     monkeypatch.setattr(admission_status, "added_up", lambda pages: {"pages": len(pages)})
-
-    async def run() -> None:
-        async with asking(status(3), None) as (client, _):
-            page: dict[str, Any] = (await client.get("/admin/v1/status")).json()
-        first, second = page["router"]["processes"]
-        assert (page["router"]["in_flight"], page["admission"]) == (3, {"pages": 1})
-        assert (first["id"], first["is_ready"]) == ("r-0", True)
-        assert (second["id"], second["is_ready"], second["pid"]) == ("r-1", False, 10)
-        assert "r-1 of this router does not answer" in second["trouble"]
-        async with asking(text(3, 0.5, 70).encode(), None) as (client, _):
-            lines = (await client.get("/metrics")).text.splitlines()
-        assert 'requests_total{api="chat"} 3.0' in lines
-        assert f'{names.ROUTER_PROCESS_UP}{{process="r-0"}} 1.0' in lines
-        assert f'{names.ROUTER_PROCESS_UP}{{process="r-1"}} 0.0' in lines
-        async with asking(None, None) as (client, _):
-            assert (await client.get("/metrics")).status_code == 503
-
-    asyncio.run(run())
+    async with asking(status(3), None) as (client, _):
+        page: dict[str, Any] = (await client.get("/admin/v1/status")).json()
+    first, second = page["router"]["processes"]
+    assert (page["router"]["in_flight"], page["admission"]) == (3, {"pages": 1})
+    assert (first["id"], first["is_ready"]) == ("r-0", True)
+    assert (second["id"], second["is_ready"], second["pid"]) == ("r-1", False, 10)
+    assert "r-1 of this router does not answer" in second["trouble"]
+    async with asking(text(3, 0.5, 70).encode(), None) as (client, _):
+        lines = (await client.get("/metrics")).text.splitlines()
+    assert 'requests_total{api="chat"} 3.0' in lines
+    assert f'{names.ROUTER_PROCESS_UP}{{process="r-0"}} 1.0' in lines
+    assert f'{names.ROUTER_PROCESS_UP}{{process="r-1"}} 0.0' in lines
+    async with asking(None, None) as (client, _):
+        assert (await client.get("/metrics")).status_code == 503
 
 
-def test_the_status_of_workers_is_not_that_of_the_first_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_status_of_workers_is_not_that_of_the_first_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission_status, "added_up", lambda pages: {})
     fine = {"worker": "d0", "is_connected": True, "is_registered": True, "state": "ready", "trouble": ""}
     first, second = ({**fine, "breaker": name, "router_in_flight": n} for name, n in (("closed", 2), ("open", 3)))
-
-    async def run() -> None:
-        async with asking(status(2, first), status(3, second, {**second, "worker": "d1"})) as (client, _):
-            rows = (await client.get("/admin/v1/status")).json()["workers"]
-        assert [(row["worker"], row["router_in_flight"], row["breaker"]) for row in rows] == [
-            ("d0", 5, "open"), ("d1", 3, "open"),
-        ]  # fmt: skip
-
-    asyncio.run(run())
+    async with asking(status(2, first), status(3, second, {**second, "worker": "d1"})) as (client, _):
+        rows = (await client.get("/admin/v1/status")).json()["workers"]
+    assert [(row["worker"], row["router_in_flight"], row["breaker"]) for row in rows] == [
+        ("d0", 5, "open"), ("d1", 3, "open"),
+    ]  # fmt: skip
 
 
-def test_who_has_no_key_is_not_read_and_who_has_one_only_so_far() -> None:
-    async def run() -> None:
-        async with asking(b"{}") as (client, processes):
-            for given in ("", "Bearer wrong", f"Basic {KEY}"):
-                answer = await client.post("/admin/v1/kv/repair", content=b" " * 9, headers={"authorization": given})
-                assert answer.status_code == 401
-            client.headers["authorization"] = f"Bearer {KEY}"
-            for path, most in (("route/explain", LIMIT), ("route/policy", 1 << 16)):
-                assert (await client.post(f"/admin/v1/{path}", content=b" " * (most + 1))).status_code == 413
-            assert processes.asked == []
-            assert (await client.post("/admin/v1/route/explain?a=b%20c", content=b" " * LIMIT)).status_code == 200
-            assert processes.asked == [b"POST /admin/v1/route/explain?a=b%20c HTTP/1.1"]
-            assert (await client.get("/admin/v1/x", headers={"host": "["})).status_code == 200
-
-    asyncio.run(run())
+async def test_who_has_no_key_is_not_read_and_who_has_one_only_so_far() -> None:
+    async with asking(b"{}") as (client, processes):
+        for given in ("", "Bearer wrong", f"Basic {KEY}"):
+            answer = await client.post("/admin/v1/kv/repair", content=b" " * 9, headers={"authorization": given})
+            assert answer.status_code == 401
+        client.headers["authorization"] = f"Bearer {KEY}"
+        for path, most in (("route/explain", LIMIT), ("route/policy", 1 << 16)):
+            assert (await client.post(f"/admin/v1/{path}", content=b" " * (most + 1))).status_code == 413
+        assert processes.asked == []
+        assert (await client.post("/admin/v1/route/explain?a=b%20c", content=b" " * LIMIT)).status_code == 200
+        assert processes.asked == [b"POST /admin/v1/route/explain?a=b%20c HTTP/1.1"]
+        assert (await client.get("/admin/v1/x", headers={"host": "["})).status_code == 200

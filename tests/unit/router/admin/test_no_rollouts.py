@@ -1,7 +1,5 @@
 """Where workers are started from outside, the record cannot replace them: such changes are refused, others are not."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from typing import cast
@@ -12,7 +10,7 @@ from tandem.core.desired import DesiredState, Pool
 from tandem.core.desired_changes import WorkerLoad
 from tandem.core.errors import ConflictError
 from tandem.core.ids import WorkerId
-from tandem.core.lifecycle import RoleName
+from tandem.core.state_enums import RoleName
 from tandem.router.admin.scaling_handlers import NewWish, RolloutWish, ScaleWish, ScalingHandlers
 from tandem.statestore.stores.desired import DesiredStateStore
 

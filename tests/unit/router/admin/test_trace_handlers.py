@@ -1,7 +1,5 @@
 """Moments of a request made into spans: in order, without gaps, also if some were not reached or came late."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 
@@ -11,15 +9,15 @@ from hypothesis import strategies as st
 
 from tandem.core.errors import NotFoundError
 from tandem.core.ids import RequestId, WorkerId
-from tandem.core.lifecycle import WorkerState
+from tandem.core.state_enums import WorkerState
 from tandem.router.admin import trace_handlers
 from tandem.router.admin.trace_handlers import TraceHandlers
 from tandem.router.dispatch.inflight_request import ArrivalQueue
-from tandem.router.dispatch.spans import spans
-from tandem.router.dispatch.traces import Moment, RequestTrace, TraceBook
+from tandem.router.dispatch.request_trace import Moment, RequestTrace
+from tandem.router.dispatch.traces import TraceBook, spans
 from tandem.router.routing.plan import Plan
 from tandem.rpc.v1 import worker_pb2 as w
-from tests.unit.router.stage import Stage, chunk, in_loop, work
+from tests.unit.router.stage import Stage, chunk, work
 
 
 def moment(what: str, at_s: float, attempt: int = 1, prefill: str = "p0") -> Moment:
@@ -96,7 +94,6 @@ def test_the_book_forgets_the_oldest() -> None:
     assert book.find("a") is not None
 
 
-@in_loop
 async def test_what_was_decoded_before_a_move_is_shown_as_such() -> None:
     stage = Stage("p1", "d1", "d2")
     with stage.dispatcher.submit(RequestId("r"), 0, work(n=1), ArrivalQueue(1 << 20)) as flight:
@@ -125,7 +122,6 @@ async def test_what_was_decoded_before_a_move_is_shown_as_such() -> None:
     assert (moved["attempt"], moved["decode"], moved["why"]) == (1, first, "the worker drains")
 
 
-@in_loop
 async def test_the_latest_are_those_that_run_and_the_last_that_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace_handlers, "MAX_RUNNING", 2)
     monkeypatch.setattr(trace_handlers, "MAX_SHOWN", 4)
@@ -150,7 +146,6 @@ async def test_the_latest_are_those_that_run_and_the_last_that_ended(monkeypatch
     assert (rows[0]["duration_s"], rows[0]["began_at_s"]) == (0.5, -0.5)
 
 
-@in_loop
 async def test_of_an_answer_to_several_prompts_the_requests_are_named() -> None:
     stage = Stage("p1", "d1")
     with stage.dispatcher.submit(RequestId("cmpl-X-0"), 0, work(), ArrivalQueue(1 << 20)):

@@ -1,7 +1,5 @@
 """Admission on a clock of its own: requests sent at once, queued, or refused with Retry-After."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,11 +17,9 @@ from tandem.router.admission.admission_controller import (
     ASK_EVERY_S,
     MARGIN,
     AdmissionController,
-    AdmissionRequest,
     QueuedRequest,
 )
-from tandem.router.admission.capacity import ResourceDemand
-from tandem.router.admission.slo import SloTerms
+from tandem.router.admission.slo_classes import SloTerms
 
 
 @dataclass
@@ -43,7 +39,7 @@ class Hall:
 
     def __init__(self, room: int = 0, **rules: Any) -> None:
         self.clock, self.counts, self.room = ManualClock(100.0), Counts(), room
-        self.has_room_for: Callable[[ResourceDemand], bool] = lambda need: False
+        self.has_room_for: Callable[[QueuedRequest], bool] = lambda need: False
         self.sent: list[str] = []
         self.errors: dict[str, TandemError] = {}
         self.started = 0
@@ -64,7 +60,7 @@ class Hall:
             raise RuntimeError("an error of ours")
         return self.alone
 
-    def _has_room(self, model: str, need: ResourceDemand) -> bool:
+    def _has_room(self, model: str, need: QueuedRequest) -> bool:
         return self.room > 0 or self.has_room_for(need)
 
     def _on_waiting(self) -> None:
@@ -84,17 +80,17 @@ class Hall:
         timeout_s: float = 600.0, priority: int = 0, model: str = "", error: Exception | None = None,
     ) -> QueuedRequest | None:  # fmt: skip
         now_s = self.clock.now_s()
-        arrived = AdmissionRequest(
-            terms=SloTerms(tenant=tenant, ttft_s=ttft_s, priority=priority),
-            need=ResourceDemand(prompt_tokens=10, choices=1),
-            cost=cost, arrived_s=now_s, deadline_s=now_s + timeout_s, model=model,
-        )  # fmt: skip
 
         def refuse(failure: TandemError) -> None:
             assert name not in self.errors
             self.errors[name] = failure
 
-        return self.admission.enter(arrived, lambda: compute_s, self.grant(name, error), refuse, self._alone)
+        request = QueuedRequest(
+            terms=SloTerms(tenant=tenant, ttft_s=ttft_s, priority=priority), prompt_tokens=10, choices=1, cost=cost,
+            arrived_s=now_s, deadline_s=now_s + timeout_s, model=model, grant=self.grant(name, error), refuse=refuse,
+            compute_time=lambda: compute_s, alone=self._alone,
+        )  # fmt: skip
+        return request if self.admission.enter(request) else None
 
     def pass_time(self, seconds: float, room: int = 0) -> None:
         self.clock.advance(seconds)

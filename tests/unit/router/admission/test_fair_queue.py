@@ -1,7 +1,5 @@
 """The fair queue: bounded, fair within a quantum and one request, no starvation, a removed entry leaves nothing."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 

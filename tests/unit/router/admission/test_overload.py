@@ -1,7 +1,5 @@
 """Overload on virtual time: a worker that computes one prompt after the other, behind an admission as routers have."""
 
-from __future__ import annotations
-
 import heapq
 import random
 import statistics
@@ -10,9 +8,8 @@ from dataclasses import dataclass, field
 from tandem.core.clock import ManualClock
 from tandem.core.config import AdmissionSection
 from tandem.core.errors import TandemError
-from tandem.router.admission.admission_controller import POLL_S, AdmissionController, AdmissionRequest
-from tandem.router.admission.capacity import ResourceDemand
-from tandem.router.admission.slo import SloTerms
+from tandem.router.admission.admission_controller import POLL_S, AdmissionController, QueuedRequest
+from tandem.router.admission.slo_classes import SloTerms
 
 SERVICE_S, TTFT_S = 0.05, 1.0
 CAPACITY = 1 / SERVICE_S
@@ -62,15 +59,12 @@ class Shop:
         def refuse(error: TandemError) -> None:
             tenant.refused += 1
 
-        arrived = AdmissionRequest(
-            terms=terms,
-            need=ResourceDemand(prompt_tokens=400, choices=1),
-            cost=COST,
-            arrived_s=at_s,
-            deadline_s=at_s + 600,
-        )
+        request = QueuedRequest(
+            terms=terms, prompt_tokens=400, choices=1, cost=COST, arrived_s=at_s, deadline_s=at_s + 600, grant=grant,
+            refuse=refuse, compute_time=lambda: SERVICE_S,
+        )  # fmt: skip
         try:
-            self.admission.enter(arrived, lambda: SERVICE_S, grant, refuse)
+            self.admission.enter(request)
         except TandemError as error:
             refuse(error)
 

@@ -1,7 +1,5 @@
 """The OpenAPI document against the application's routes and against what the schemas accept."""
 
-from __future__ import annotations
-
 import json
 import re
 from types import SimpleNamespace
@@ -17,8 +15,7 @@ from tandem.router.api.http import schemas
 from tandem.router.api.http.app import create_app, paths_of
 from tandem.router.api.http.batches_api import add_batches
 from tandem.router.api.http.files_api import add_files
-from tandem.router.api.http.openapi import document
-from tandem.router.api.http.operations import OPERATIONS, Operation
+from tandem.router.api.http.openapi import OPERATIONS, Operation, document
 from tandem.router.api.http.responses import schemas as responses
 from tandem.router.api.http.responses_api import add_responses
 

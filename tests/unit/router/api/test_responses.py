@@ -1,7 +1,5 @@
 """Requests to the Responses API: what is taken, what is refused by name, and how it becomes a conversation."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -10,7 +8,7 @@ from openai.types.responses import Response
 from pydantic import ValidationError
 
 from tandem.core.errors import UnsupportedParameterError, WorkerLostError
-from tandem.core.lifecycle import FinishReason
+from tandem.core.state_enums import FinishReason
 from tandem.router.api.http.responses.conversation import items_of, messages_of
 from tandem.router.api.http.responses.objects import Draft, EventWriter
 from tandem.router.api.http.responses.schemas import ResponseRequest, without_neutral

@@ -1,14 +1,12 @@
 """Breakers open after failures in a row, let one trial through, and belong to an incarnation."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.core.clock import ManualClock
 from tandem.core.ids import Incarnation, WorkerId
-from tandem.router.dispatch.circuit_breaker import BURST_S, LONGEST_OPEN_S, Breakers, BreakerState, Member
+from tandem.router.dispatch.retry_policy import BURST_S, LONGEST_OPEN_S, Breakers, BreakerState, Member
 
 ONE: Member = (WorkerId("w"), Incarnation(1))
 AGAIN: Member = (WorkerId("w"), Incarnation(2))

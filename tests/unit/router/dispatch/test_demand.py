@@ -1,17 +1,15 @@
 """The router's record for the planner: every request that came, and its outcome."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from tandem.core.demand import DemandSample
 from tandem.core.errors import WorkerLostError
 from tandem.core.ids import RequestId
-from tandem.core.lifecycle import FinishReason
-from tandem.router.admission.slo import SloTerms
-from tandem.router.dispatch.demand import DemandBook
+from tandem.core.state_enums import FinishReason
+from tandem.router.admission.slo_classes import SloTerms
 from tandem.router.dispatch.inflight_request import ArrivalQueue
-from tests.unit.router.stage import Stage, chunk, in_loop, work
+from tandem.router.dispatch.traces import DemandBook
+from tests.unit.router.stage import Stage, chunk, work
 
 
 def asked(stage: Stage, within_s: float = 60.0) -> list[DemandSample]:
@@ -19,7 +17,6 @@ def asked(stage: Stage, within_s: float = 60.0) -> list[DemandSample]:
     return dispatcher.demand.asked(dispatcher.flights, dispatcher.traces, stage.clock.now_s(), within_s)
 
 
-@in_loop
 async def test_a_request_is_known_from_its_arrival_to_after_its_end() -> None:
     stage = Stage("p1", "d1")
     one, request = replace(work(n=1), terms=SloTerms(slo="chat")), RequestId("r")
@@ -37,7 +34,6 @@ async def test_a_request_is_known_from_its_arrival_to_after_its_end() -> None:
     assert asked(stage, within_s=4.9) == []
 
 
-@in_loop
 async def test_tokens_of_choices_are_divided_and_who_got_none_has_not_ended() -> None:
     stage = Stage("p1", "d1")
     both, request = work(n=2), RequestId("r")

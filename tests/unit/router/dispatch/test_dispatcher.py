@@ -1,7 +1,5 @@
 """Failures that count, the contents of the next attempt, and messages that no longer count."""
 
-from __future__ import annotations
-
 import pytest
 
 from tandem.core.config import Disaggregation
@@ -13,14 +11,14 @@ from tandem.core.errors import (
     WorkerLostError,
 )
 from tandem.core.ids import RequestId, WorkerId
-from tandem.core.lifecycle import FinishReason, Phase
 from tandem.core.sampling import SamplingParams
+from tandem.core.state_enums import FinishReason, Phase
 from tandem.router.dispatch.inflight_request import ArrivalQueue, GenerationRequest
 from tandem.router.routing.plan import Plan
 from tandem.router.workers.proto_convert import ReportedLoad
 from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
-from tests.unit.router.stage import Stage, chunk, in_loop, work
+from tests.unit.router.stage import Stage, chunk, work
 
 ERROR = TransferError("the channel to the decode worker was lost")
 R = RequestId("r")
@@ -37,7 +35,6 @@ async def read(inbox: ArrivalQueue) -> dict[int, list[int]]:
     return tokens
 
 
-@in_loop
 async def test_the_next_attempt_carries_what_the_client_has() -> None:
     stage, inbox = Stage("p1", "d1", "d2"), ArrivalQueue(1 << 20)
     with stage.dispatcher.submit(R, 0, work(), inbox) as flight:
@@ -67,7 +64,6 @@ async def test_the_next_attempt_carries_what_the_client_has() -> None:
     assert not stage.link(other).requests
 
 
-@in_loop
 async def test_a_choice_that_met_a_stop_string_stays_ended() -> None:
     stage, inbox = Stage("p1", "d1", "d2"), ArrivalQueue(1 << 20)
     with stage.dispatcher.submit(R, 0, work(), inbox) as flight:
@@ -85,7 +81,6 @@ async def test_a_choice_that_met_a_stop_string_stays_ended() -> None:
         assert stage.dispatcher.waiting == 0, "nothing is left to do"
 
 
-@in_loop
 async def test_the_prompt_s_log_probabilities_are_asked_for_until_there_is_output() -> None:
     stage, inbox = Stage("p1", "d1", "d2"), ArrivalQueue(1 << 20)
     sampling = SamplingParams(max_tokens=9, prompt_logprobs=1)
@@ -99,7 +94,6 @@ async def test_the_prompt_s_log_probabilities_are_asked_for_until_there_is_outpu
         assert asks == [True, True, False]
 
 
-@in_loop
 async def test_the_old_attempt_is_cancelled_where_it_lives_on() -> None:
     stage = Stage("p1", "p2", "d1", "d2")
     with stage.dispatcher.submit(R, 0, work(), ArrivalQueue(1 << 20)) as flight:
@@ -117,7 +111,6 @@ async def test_the_old_attempt_is_cancelled_where_it_lives_on() -> None:
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-@in_loop
 async def test_the_prefill_worker_may_fail_once_the_decode_worker_goes_on(is_lost: bool) -> None:
     stage, inbox = Stage("p1", "d1"), ArrivalQueue(1 << 20)
     with stage.dispatcher.submit(R, 0, work(), inbox) as flight:
@@ -132,7 +125,6 @@ async def test_the_prefill_worker_may_fail_once_the_decode_worker_goes_on(is_los
 
 @pytest.mark.parametrize("is_lost", [False, True])
 @pytest.mark.parametrize(("first_tokens", "is_admitted"), [(2, False), (1, True), (0, True)])
-@in_loop
 async def test_before_that_its_failure_ends_the_attempt(first_tokens: int, is_admitted: bool, is_lost: bool) -> None:
     stage, inbox = Stage("p1", "p2", "d1"), ArrivalQueue(1 << 20)
     with stage.dispatcher.submit(R, 0, work(), inbox) as flight:
@@ -152,7 +144,6 @@ def _end(stage: Stage, worker: str, *, is_lost: bool) -> None:
         stage.fail(worker, "r", 1, ERROR)
 
 
-@in_loop
 async def test_the_request_s_own_fault_reaches_the_client_at_once() -> None:
     stage, inbox = Stage("p1", "p2", "d1", "d2"), ArrivalQueue(1 << 20)
     with stage.dispatcher.submit(R, 0, work(), inbox) as flight:
@@ -161,7 +152,6 @@ async def test_the_request_s_own_fault_reaches_the_client_at_once() -> None:
         assert (flight.attempt, flight.phase, stage.dispatcher.waiting) == (1, Phase.FAILED, 0)
 
 
-@in_loop
 async def test_a_planned_request_is_tried_there_alone() -> None:
     stage, inbox = Stage("p1", "p2", "d1", "d2"), ArrivalQueue(1 << 20)
     plan = Plan(decode=WorkerId("d1"), prefill=WorkerId("p1"), reason="probe")
@@ -172,7 +162,6 @@ async def test_a_planned_request_is_tried_there_alone() -> None:
         pass
 
 
-@in_loop
 async def test_attempts_are_bounded_and_the_last_failure_is_told() -> None:
     stage, inbox = Stage("p1", "p2", "d1", "d2", max_attempts=3), ArrivalQueue(1 << 20)
     with stage.dispatcher.submit(R, 0, work(), inbox) as flight:
@@ -186,7 +175,6 @@ async def test_attempts_are_bounded_and_the_last_failure_is_told() -> None:
     assert stage.meter.counts["gave up attempts"] == 1
 
 
-@in_loop
 async def test_an_empty_budget_ends_it() -> None:
     stage = Stage("p1", "d1", "d2", retry_burst=1, retry_ratio=0.0, retry_per_s=0.0)
     inboxes = [ArrivalQueue(1 << 20) for _ in range(2)]
@@ -198,7 +186,6 @@ async def test_an_empty_budget_ends_it() -> None:
 
 
 @pytest.mark.parametrize("is_alone", [False, True])
-@in_loop
 async def test_a_worker_that_was_tried_again_has_proven_itself_with_a_token_of_its_own(is_alone: bool) -> None:
     mode = Disaggregation.NEVER if is_alone else Disaggregation.ALWAYS
     stage = Stage("p1", "d1", breaker_failures=1, breaker_open_s=5.0, disaggregation=mode)
@@ -218,7 +205,6 @@ async def test_a_worker_that_was_tried_again_has_proven_itself_with_a_token_of_i
         assert breakers.allows(member)
 
 
-@in_loop
 async def test_it_waits_for_a_worker_that_was_lost() -> None:
     stage, inbox = Stage("p1", "d1"), ArrivalQueue(1 << 20)
     with stage.dispatcher.submit(R, 0, work(), inbox) as flight:
@@ -238,7 +224,6 @@ async def test_it_waits_for_a_worker_that_was_lost() -> None:
     assert stage.meter.counts["gave up no_worker"] == 1
 
 
-@in_loop
 async def test_a_new_request_waits_too_and_one_that_is_cancelled_no_longer() -> None:
     stage, inbox = Stage("p1", "d1"), ArrivalQueue(1 << 20)
     stage.go("d1")
@@ -254,7 +239,6 @@ async def test_a_new_request_waits_too_and_one_that_is_cancelled_no_longer() -> 
         pass
 
 
-@in_loop
 async def test_what_is_left_of_the_deadline_goes_with_every_attempt() -> None:
     stage, inbox = Stage("p1", "d1", "d2"), ArrivalQueue(1 << 20)
     with stage.dispatcher.submit(R, 0, work(timeout_s=60.0), inbox) as flight:
@@ -265,7 +249,6 @@ async def test_what_is_left_of_the_deadline_goes_with_every_attempt() -> None:
         assert stage.submitted(flight.plan.decode)[0].timeout_s == pytest.approx(39.0)
 
 
-@in_loop
 async def test_nothing_is_tried_again_for_a_client_that_is_gone() -> None:
     stage, inbox = Stage("p1", "d1", "d2"), ArrivalQueue(1 << 20)
     with stage.dispatcher.submit(R, 0, work(), inbox) as flight:
@@ -274,7 +257,6 @@ async def test_nothing_is_tried_again_for_a_client_that_is_gone() -> None:
         assert (flight.attempt, stage.dispatcher.waiting) == (1, 0)
 
 
-@in_loop
 async def test_a_decode_worker_that_says_nothing_is_left_if_there_is_another() -> None:
     stage, inbox = Stage("p1", "d1", stall_s=30.0), ArrivalQueue(1 << 20)
     with stage.dispatcher.submit(R, 0, work(), inbox) as flight:
@@ -297,7 +279,6 @@ async def test_a_decode_worker_that_says_nothing_is_left_if_there_is_another() -
     assert stage.meter.counts["again stalled"] == 1
 
 
-@in_loop
 async def test_a_prefill_worker_may_take_its_time_while_it_has_something_to_do() -> None:
     stage = Stage("p1", "p2", "d1", stall_s=30.0)
     with stage.dispatcher.submit(R, 0, work(), ArrivalQueue(1 << 20)) as flight:
@@ -313,7 +294,6 @@ async def test_a_prefill_worker_may_take_its_time_while_it_has_something_to_do()
         assert (flight.attempt, flight.plan.prefill == first) == (2, False)
 
 
-@in_loop
 async def test_what_crosses_is_what_the_pair_has_to_move_in_the_form_in_which_it_moves() -> None:
     """A decode worker may hold less of the prompt as exact blocks than of those that this prefill worker would send."""
     stage, pair = Stage("p1", "d1"), Plan(decode=WorkerId("d1"), prefill=WorkerId("p1"), reason="", decode_hit_tokens=2)

@@ -1,7 +1,5 @@
 """All workers are away: waiting requests, their dispatch once a worker comes, and an error of the router's own."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import ExitStack
 from itertools import pairwise
@@ -13,7 +11,7 @@ from tandem.core.errors import InternalError
 from tandem.core.ids import RequestId
 from tandem.router.dispatch import dispatcher
 from tandem.router.dispatch.inflight_request import ArrivalQueue
-from tests.unit.router.stage import Stage, in_loop, work
+from tests.unit.router.stage import Stage, work
 
 COUNT = 300
 
@@ -24,7 +22,6 @@ async def until(is_so: Any) -> None:
             await asyncio.sleep(0)
 
 
-@in_loop
 async def test_those_that_waited_are_planned_one_by_one_with_the_loop_running_between(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -49,7 +46,6 @@ async def test_those_that_waited_are_planned_one_by_one_with_the_loop_running_be
         assert len(stage.submitted("d1")) == COUNT
 
 
-@in_loop
 async def test_another_worker_begins_with_the_first_that_waits_again() -> None:
     stage = Stage("p1", "d1")
     stage.go("p1")
@@ -64,7 +60,6 @@ async def test_another_worker_begins_with_the_first_that_waits_again() -> None:
         assert [submit.request for submit in stage.submitted("d1")] == ["a", "b"]
 
 
-@in_loop
 async def test_what_was_tried_before_is_not_stranded() -> None:
     stage = Stage("p1", "d1")
     with stage.dispatcher.submit(RequestId("r"), 0, work(), ArrivalQueue(1 << 20)):
@@ -72,7 +67,6 @@ async def test_what_was_tried_before_is_not_stranded() -> None:
         assert (stage.dispatcher.waiting, stage.dispatcher.stranded("")) == (1, 0)
 
 
-@in_loop
 async def test_an_error_in_the_plan_ends_the_request_that_is_planned_and_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

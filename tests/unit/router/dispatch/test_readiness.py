@@ -1,7 +1,5 @@
 """Pairs that a router tries: all of a few, and so many of many that every worker has been in some."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -14,9 +12,9 @@ from tandem.core.config import Disaggregation
 from tandem.core.errors import WorkerLostError
 from tandem.router.dispatch.readiness import AT_ONCE, LOOK_S, PAIRS_EACH, PROBE_S, enough, pair_plans
 from tandem.router.routing.plan import Candidate
-from tandem.router.storage.batches import throttle
+from tandem.router.storage.batches import concurrency
 from tests.unit.router.candidates import d, p
-from tests.unit.router.stage import Stage, in_loop
+from tests.unit.router.stage import Stage
 
 
 @pytest.mark.parametrize(("prefills", "decodes"), [(1, 1), (3, 2), (4, 4), (1, 40), (40, 1)])
@@ -58,7 +56,6 @@ async def tried(stage: Stage, worker: str) -> None:
         await asyncio.sleep(0.01)
 
 
-@in_loop
 async def test_a_probe_that_hangs_keeps_no_other_pair_waiting() -> None:
     stage = Stage("p1", "d1")
     async with running(stage):
@@ -68,7 +65,6 @@ async def test_a_probe_that_hangs_keeps_no_other_pair_waiting() -> None:
         assert len(stage.dispatcher.flights) == 2
 
 
-@in_loop
 async def test_no_more_probes_at_once_than_a_few() -> None:
     stage = Stage("p1", *(f"d{number}" for number in range(9)))
     async with running(stage):
@@ -80,16 +76,14 @@ async def test_no_more_probes_at_once_than_a_few() -> None:
         assert len(stage.dispatcher.flights) == AT_ONCE
 
 
-@in_loop
 async def test_a_probe_is_no_client_that_waits() -> None:
     stage = Stage("p1", "d1")
     async with running(stage):
         await tried(stage, "d1")
         stage.clock.advance(1.0)
-        assert throttle.waiting(stage.dispatcher.flights, stage.table.links, stage.clock.now_s()) == 0
+        assert concurrency.waiting(stage.dispatcher.flights, stage.table.links, stage.clock.now_s()) == 0
 
 
-@in_loop
 async def test_what_failed_and_is_not_tried_any_more_is_not_looked_at_again_and_again() -> None:
     stage = Stage("d1", disaggregation=Disaggregation.NEVER)
     readiness = stage.readiness

@@ -4,8 +4,6 @@ Workers here send tokens of an oracle, and nonsense about attempts that are over
 the attempt and cutting the forced tokens, or a dropped fence, makes this fail.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Iterator
@@ -19,8 +17,8 @@ from tandem.core.config import Disaggregation
 from tandem.core.errors import CancelledError, CapacityError, InternalError, TandemError, TransferError
 from tandem.core.handoff import TokenLogprob
 from tandem.core.ids import RequestId, WorkerId
-from tandem.core.lifecycle import FinishReason
 from tandem.core.sampling import SamplingParams
+from tandem.core.state_enums import FinishReason
 from tandem.router.dispatch.inflight_request import ArrivalQueue, GenerationRequest, InFlightRequest
 from tandem.router.workers.proto_convert import TokenChunk
 from tandem.rpc.v1 import worker_pb2 as w

@@ -1,6 +1,4 @@
-"""Retry policy: the worker at fault, the next worker for the request, its time, and the case without one."""
-
-from __future__ import annotations
+"""Test the retry policy and its budget."""
 
 from dataclasses import replace
 
@@ -25,13 +23,15 @@ from tandem.core.errors import (
     WorkerLostError,
 )
 from tandem.core.ids import Incarnation, WorkerId
-from tandem.core.lifecycle import RoleName
-from tandem.router.dispatch.circuit_breaker import BURST_S, Member
+from tandem.core.state_enums import RoleName
 from tandem.router.dispatch.retry_policy import (
+    BURST_S,
     SECOND_CHANCE_S,
     AttemptHistory,
     Cause,
     Failure,
+    Member,
+    RetryBudget,
     RetryLater,
     RetryPolicy,
     judge,
@@ -347,3 +347,41 @@ def _can_serve(up: set[str], mode: Disaggregation, max_tokens: int) -> bool:
     if mode is Disaggregation.AUTO and roles & {"m", "d"}:
         return True
     return {"p", "d"} <= roles
+
+
+def test_a_burst_then_a_share_of_the_requests() -> None:
+    budget = RetryBudget(3, 0.5, 0.0, ManualClock())
+    assert [budget.take() for _ in range(4)] == [True, True, True, False]
+    budget.deposit()
+    assert not budget.take()
+    budget.deposit()
+    assert budget.take()
+    assert not budget.take()
+
+
+def test_time_fills_it_up_to_the_burst() -> None:
+    clock = ManualClock()
+    budget = RetryBudget(5, 0.0, 2.0, clock)
+    while budget.take():
+        pass
+    clock.advance(1.0)
+    assert budget.tokens == pytest.approx(2.0)
+    clock.advance(1000.0)
+    assert budget.tokens == 5
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["earn", "take"]), st.floats(0, 2)), max_size=80))
+def test_never_more_than_was_paid_for(steps: list[tuple[str, float]]) -> None:
+    clock = ManualClock()
+    budget = RetryBudget(4, 0.2, 0.5, clock)
+    taken = earned = 0
+    for what, pause_s in steps:
+        clock.advance(pause_s)
+        if what == "earn":
+            budget.deposit()
+            earned += 1
+        else:
+            taken += budget.take()
+        assert 0 <= budget.tokens <= 4
+        assert taken <= 4 + 0.2 * earned + 0.5 * clock.now_s() + 1e-6

@@ -1,17 +1,17 @@
 """Workers that can serve a request, under any policy: the rules that every policy must keep."""
 
-from __future__ import annotations
-
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tandem.core.config import Disaggregation, PolicyName
+from tandem.core.clock import ManualClock
+from tandem.core.config import Disaggregation, PolicyName, RouterSection
 from tandem.core.errors import InvalidRequestError, UnavailableError
 from tandem.core.kv_compatibility import ALWAYS_BYTES_PER_S
-from tandem.router.routing.plan import MAX_OPTIONS, Candidate, Job, Option, Plan, chosen, form, pairs, refusal
+from tandem.router.dispatch.retry_policy import RetryPolicy
+from tandem.router.routing.plan import MAX_OPTIONS, Candidate, Job, Plan, chosen, form, option_of, pairs, refusal
 from tandem.router.routing.policies import create_policy
-from tandem.router.routing.policy_switch import PolicySwitch
 from tests.unit.router.candidates import d, m, of_kv, p, profile
 
 ALWAYS, AUTO, NEVER = Disaggregation.ALWAYS, Disaggregation.AUTO, Disaggregation.NEVER
@@ -76,8 +76,8 @@ def test_a_decode_worker_alone_has_one_hit(policy: PolicyName) -> None:
 def test_who_is_no_further_from_the_best_takes_turns_with_it(score: float, wanted: str) -> None:
     used, other = d("d0", last_used=5), d("d1")
     options = [
-        Option(decode=used, prefill=None, reason="", score=1.0),
-        Option(decode=other, prefill=None, reason="", score=score),
+        option_of(used, None, "", 1.0),
+        option_of(other, None, "", score),
     ]
     assert chosen(PolicyName.COST, NEVER, options, [used, other], alike=1.0).decode == wanted
 
@@ -85,8 +85,8 @@ def test_who_is_no_further_from_the_best_takes_turns_with_it(score: float, wante
 def test_among_those_that_take_turns_a_decode_worker_is_left_to_decode() -> None:
     used, other = m("m0", last_used=5), d("d0")
     options = [
-        Option(decode=used, prefill=None, reason="", score=1.5),
-        Option(decode=other, prefill=None, reason="", score=1.0),
+        option_of(used, None, "", 1.5),
+        option_of(other, None, "", 1.0),
     ]
     assert chosen(PolicyName.COST, AUTO, options, [used, other], alike=1.0).decode == "m0"
 
@@ -142,7 +142,7 @@ def test_what_was_weighed_is_kept_best_first_and_bounded(policy: PolicyName) -> 
     chosen = plan(policy, ALWAYS, *workers)
     assert len(chosen.options) == MAX_OPTIONS
     assert [option.order for option in chosen.options] == sorted(option.order for option in chosen.options)
-    assert (chosen.options[0].decode.worker, chosen.reason) == (chosen.decode, chosen.options[0].reason)
+    assert (chosen.options[0].decode, chosen.reason) == (chosen.decode, chosen.options[0].reason)
 
 
 def test_incompatible_pairs() -> None:
@@ -155,13 +155,14 @@ def test_incompatible_pairs() -> None:
     assert pairs([one, other, fits]) == [(one, fits)]
 
 
-def test_a_switch_changes_the_policy_and_refuses_what_is_none() -> None:
-    switch = PolicySwitch(PolicyName.COST, ALWAYS)
+def test_a_retry_policy_changes_its_policy_and_refuses_what_is_none() -> None:
+    settings = replace(RouterSection(), disaggregation=ALWAYS)
+    switch = RetryPolicy(create_policy(PolicyName.COST, ALWAYS), settings, ManualClock())
     workers = (p("p0", queued_tokens=10**6, reusable_tokens=96), p("p1"), d())
     job = Job(prompt_tokens=100, max_tokens=10)
-    assert switch.plan(job, workers).prefill == "p1"
+    assert switch.policy.plan(job, workers).prefill == "p1"
     switch.select("prefix_only")
-    assert (switch.name, switch.plan(job, workers).prefill) == (PolicyName.PREFIX_ONLY, "p0")
+    assert (switch.policy.name, switch.policy.plan(job, workers).prefill) == (PolicyName.PREFIX_ONLY, "p0")
     with pytest.raises(InvalidRequestError, match="the policies are cost, least_loaded") as refused:
         switch.select("fastest")
-    assert (refused.value.param, switch.name) == ("policy", PolicyName.PREFIX_ONLY)
+    assert (refused.value.param, switch.policy.name) == ("policy", PolicyName.PREFIX_ONLY)

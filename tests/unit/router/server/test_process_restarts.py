@@ -1,7 +1,5 @@
 """A process of a router that dies soon after every start is started ever later, like workers and whole routers."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 
@@ -9,9 +7,9 @@ import pytest
 
 from tandem.core.clock import ManualClock
 from tandem.core.config import RouterConfig
-from tandem.router.admin.replicated_settings import ReplicatedSettings
+from tandem.router.admin.multiprocess_admin import ReplicatedSettings
 from tandem.router.server.multiprocess import Process
-from tandem.router.server.ready_file import Ready
+from tandem.router.server.registration import Ready
 
 READY = Ready(http="http://h:1", grpc="h:2", admin="http://h:3", pid=1, is_open=True)
 STARTS = 4

@@ -1,11 +1,8 @@
 """Choices put together from their updates, and the best of them."""
 
-from __future__ import annotations
-
 from tandem.core.handoff import TokenLogprob
-from tandem.core.lifecycle import FinishReason
-from tandem.router.serving.aggregate import WholeChoices
-from tandem.router.serving.choices import ChoiceUpdate
+from tandem.core.state_enums import FinishReason
+from tandem.router.serving.choices import ChoiceUpdate, WholeChoices
 
 
 def update(index: int, text: str, *logprobs: float, finish: FinishReason | None = None) -> ChoiceUpdate:

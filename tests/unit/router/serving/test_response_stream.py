@@ -1,7 +1,5 @@
 """The charge of an answer to its tenant, and its time limit, by how it ended."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import weakref
@@ -15,19 +13,18 @@ from tandem.core.config import AdmissionSection, BudgetSection, Disaggregation
 from tandem.core.errors import CancelledError, DeadlineError, TandemError, UnavailableError, WorkerLostError
 from tandem.core.handoff import HandoffTiming
 from tandem.core.ids import RequestId
-from tandem.core.lifecycle import FinishReason, Phase
 from tandem.core.metric_names import RECOMPUTED_TOKENS
 from tandem.core.sampling import SamplingParams
+from tandem.core.state_enums import FinishReason, Phase
 from tandem.router.admission.admission_controller import ANSWER_TOKENS, AdmissionController
-from tandem.router.admission.slo import SloTerms
+from tandem.router.admission.slo_classes import SloTerms
 from tandem.router.dispatch.inflight_request import GenerationRequest
 from tandem.router.metrics.router import Metrics
-from tandem.router.serving.choices import AnswerSettings
 from tandem.router.serving.response_stream import ResponseFactory, ResponseStream
 from tandem.router.tenancy.budgets import Budgets
-from tandem.router.tokenization.detokenizer import ByteDetokenizer
+from tandem.router.tokenization.tokenizer import ByteDetokenizer
 from tandem.statestore.stores.budgets import Charge
-from tests.unit.router.stage import Stage, chunk, in_loop
+from tests.unit.router.stage import Stage, chunk
 
 PROMPT_TOKENS = 500
 CHARGED = PROMPT_TOKENS + ANSWER_TOKENS
@@ -54,17 +51,17 @@ class Desk:
         budget = BudgetSection(requests_per_minute=60)
         self._budgets = Budgets({"*": budget}, self.books, stage.clock, lambda reason: None)
         self.admission = AdmissionController(rules, stage.clock, lambda model, need: has_room, metrics)
-        self._response_factory = ResponseFactory(stage.dispatcher, self.admission, self._budgets, metrics, stage.clock)
+        self._response_factory = ResponseFactory(
+            stage.dispatcher, self.admission, self._budgets, metrics, stage.clock, backlog_bytes=1 << 20
+        )
 
     def open(self, works: int = 1, received_s: float = 100.0, *, is_background: bool = False) -> ResponseStream:
         tokenizer: Any = SimpleNamespace(detokenizer=lambda: ByteDetokenizer(lambda token: b"x"))
-        settings = AnswerSettings(
-            api="chat", model="m", tokenizer=tokenizer, stop=(), received_s=received_s, backlog_bytes=1 << 20
-        )
-        sampling = SamplingParams(max_tokens=200)
-        terms = SloTerms(is_background=is_background)
-        work = GenerationRequest(prompt=[1] * PROMPT_TOKENS, sampling=sampling, timeout_s=60.0, terms=terms)
-        return self._response_factory.open(RequestId("r"), [work] * works, settings)
+        work = GenerationRequest(
+            api="chat", served_model="m", prompt=[1] * PROMPT_TOKENS, sampling=SamplingParams(max_tokens=200),
+            timeout_s=60.0, terms=SloTerms(is_background=is_background), arrived_s=received_s,
+        )  # fmt: skip
+        return self._response_factory.open(RequestId("r"), [work] * works, tokenizer)
 
     async def settled(self) -> list[Charge]:
         await self._budgets.flush()
@@ -77,7 +74,6 @@ async def end(answer: ResponseStream, error: TandemError) -> None:
         await answer.next()
 
 
-@in_loop
 async def test_who_waited_for_workers_that_did_not_come_gets_everything_back() -> None:
     stage = Stage("p1", "d1", worker_wait_s=10.0)
     stage.go("p1")
@@ -91,7 +87,6 @@ async def test_who_waited_for_workers_that_did_not_come_gets_everything_back() -
     assert await response_factory.settled() == [Charge(requests=-1, tokens=-CHARGED, is_asked=False)]
 
 
-@in_loop
 async def test_who_was_sent_off_in_vain_gets_everything_back() -> None:
     response_factory = Desk(Stage("p1", "d1"))
     with response_factory.open() as answer:
@@ -99,7 +94,6 @@ async def test_who_was_sent_off_in_vain_gets_everything_back() -> None:
     assert await response_factory.settled() == [Charge(requests=-1, tokens=-CHARGED, is_asked=False)]
 
 
-@in_loop
 async def test_who_got_something_pays_for_what_it_got() -> None:
     stage = Stage("p1", "d1")
     response_factory = Desk(stage)
@@ -110,7 +104,6 @@ async def test_who_got_something_pays_for_what_it_got() -> None:
     assert await response_factory.settled() == [Charge(requests=0, tokens=PROMPT_TOKENS + 1 - CHARGED, is_asked=False)]
 
 
-@in_loop
 async def test_who_follows_is_called_once_for_what_came_in_a_turn_until_it_will_not() -> None:
     stage, shown = Stage("p1", "d1"), []
     with Desk(stage).open() as answer:
@@ -130,7 +123,6 @@ async def test_who_follows_is_called_once_for_what_came_in_a_turn_until_it_will_
     assert shown == [[1], [2]]
 
 
-@in_loop
 async def test_who_follows_hears_of_the_failure_behind_what_came() -> None:
     stage, shown = Stage("p1", "d1"), [""]
     with Desk(stage).open() as answer:
@@ -147,7 +139,6 @@ async def test_who_follows_hears_of_the_failure_behind_what_came() -> None:
 
 
 @pytest.mark.parametrize("error", [CancelledError("the client left"), DeadlineError("its time is over")])
-@in_loop
 async def test_who_ends_it_by_itself_pays_for_the_prompt(error: TandemError) -> None:
     response_factory = Desk(Stage("p1", "d1"))
     with response_factory.open() as answer:
@@ -155,7 +146,6 @@ async def test_who_ends_it_by_itself_pays_for_the_prompt(error: TandemError) -> 
     assert await response_factory.settled() == [Charge(requests=0, tokens=PROMPT_TOKENS - CHARGED, is_asked=False)]
 
 
-@in_loop
 async def test_a_failed_stream_is_freed_without_a_collection() -> None:
     """Frames of its failure would hold the stream, and the stream the failure."""
     response_factory = Desk(Stage("p1", "d1"))
@@ -172,7 +162,6 @@ async def test_a_failed_stream_is_freed_without_a_collection() -> None:
         gc.enable()
 
 
-@in_loop
 async def test_a_second_prompt_that_nobody_takes_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage("p1", "d1")
     response_factory, submit = Desk(stage), stage.dispatcher.submit
@@ -190,7 +179,6 @@ async def test_a_second_prompt_that_nobody_takes_costs_nothing(monkeypatch: pyte
     assert await response_factory.settled() == [Charge(requests=-1, tokens=-2 * CHARGED, is_asked=False)]
 
 
-@in_loop
 async def test_its_time_runs_from_its_arrival() -> None:
     stage = Stage("p1", "d1")
     stage.clock.advance(20.0)
@@ -199,7 +187,6 @@ async def test_its_time_runs_from_its_arrival() -> None:
         assert submit.timeout_s == pytest.approx(45.0)
 
 
-@in_loop
 async def test_who_is_of_a_batch_waits_in_no_queue_and_is_in_no_budget() -> None:
     stage = Stage("p1", "d1")
     response_factory = Desk(stage, has_room=False)
@@ -212,7 +199,6 @@ async def test_who_is_of_a_batch_waits_in_no_queue_and_is_in_no_budget() -> None
 
 
 @pytest.mark.parametrize(("is_background", "count"), [(True, 0), (False, 1)])
-@in_loop
 async def test_the_planner_hears_of_what_clients_wait_for_and_not_of_batches(is_background: bool, count: int) -> None:
     stage = Stage("p1", "d1")
     dispatcher = stage.dispatcher
@@ -222,7 +208,6 @@ async def test_the_planner_hears_of_what_clients_wait_for_and_not_of_batches(is_
         assert len(asked) == count
 
 
-@in_loop
 async def test_every_phase_of_a_request_that_crosses_is_measured() -> None:
     stage = Stage("p1", "d1")
     response_factory, handoff = (
@@ -247,7 +232,6 @@ async def test_every_phase_of_a_request_that_crosses_is_measured() -> None:
     }  # fmt: skip
 
 
-@in_loop
 async def test_a_request_of_a_batch_is_in_no_histogram_of_phases() -> None:
     stage = Stage("m1", disaggregation=Disaggregation.NEVER)
     response_factory = Desk(stage)
@@ -260,7 +244,6 @@ async def test_a_request_of_a_batch_is_in_no_histogram_of_phases() -> None:
     assert [sums(one)[0] for one in (measured.queue, measured.prefill, measured.decode)] == [0, 0, 0]
 
 
-@in_loop
 async def test_what_was_computed_again_is_counted_with_its_cause() -> None:
     stage = Stage("m1", "m2", disaggregation=Disaggregation.NEVER)
     response_factory = Desk(stage)

@@ -1,7 +1,5 @@
 """Sweeping of the directory of files: one bad entry keeps nothing else."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Sequence

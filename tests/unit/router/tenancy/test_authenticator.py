@@ -1,6 +1,4 @@
-"""Clients that are let in, by the known keys, and those that are not, through every change of the keys."""
-
-from __future__ import annotations
+"""Test authentication of clients, and the salt of a request's cache."""
 
 import pytest
 
@@ -8,8 +6,8 @@ from tandem.core.api_keys import ApiKey, KeyWish, Scope, draw
 from tandem.core.config import Anonymous
 from tandem.core.errors import AuthError, PermissionDeniedError, StartupError
 from tandem.core.secret import ClusterSecret
-from tandem.router.admission.slo import ANONYMOUS
-from tandem.router.tenancy.authenticator import Authenticator, TenantSalts
+from tandem.router.admission.slo_classes import ANONYMOUS
+from tandem.router.tenancy.authenticator import SALT_BYTES, Authenticator, TenantSalts, request_salt
 
 
 class Watch:
@@ -133,3 +131,12 @@ def test_salts_are_the_tenants_own_and_the_clusters() -> None:
     assert salts.of("a") == again.of("a")
     assert len({salts.of("a"), salts.of("b"), elsewhere.of("a")}) == 3
     assert len(salts.of("a")) == 16
+
+
+def test_a_cache_salt_separates_within_a_tenant_and_never_joins_two() -> None:
+    one, other = b"1" * SALT_BYTES, b"2" * SALT_BYTES
+    assert request_salt(one, None) == one
+    salts = [request_salt(tenant, text) for tenant in (one, other) for text in (None, "a", "b", "é")]
+    assert len(set(salts)) == len(salts)
+    assert {len(salt) for salt in salts} == {SALT_BYTES}
+    assert request_salt(one, "a") == request_salt(one, "a")

@@ -1,10 +1,6 @@
 """Budgets of tenants: asked, settled, and kept by the router itself while Redis is away."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,8 +9,7 @@ from hypothesis import strategies as st
 from tandem.core.clock import ManualClock
 from tandem.core.config import BudgetSection
 from tandem.core.errors import RateLimitError, UnavailableError
-from tandem.router.tenancy.budgets import AWAY_S, Budgets
-from tandem.router.tenancy.token_bucket import LocalBucket
+from tandem.router.tenancy.budgets import AWAY_S, Budgets, LocalBucket
 from tandem.statestore.stores.budgets import BURST_S, Charge
 
 SIXTY = BudgetSection(requests_per_minute=60)
@@ -45,154 +40,123 @@ def made(books: Books | None, **budgets: BudgetSection) -> tuple[Budgets, Manual
     )
 
 
-def run(act: Callable[[], Any]) -> Any:
-    return asyncio.run(act())
+async def test_who_has_no_budget_is_never_asked_about() -> None:
+    books = Books()
+    budgets, _, _ = made(books, acme=SIXTY, free=BudgetSection())
+    await budgets.spend("nobody", 10**9)
+    await budgets.spend("free", 10**9)
+    budgets.settle("free", charged=5, used=1, is_served=True)
+    await budgets.flush()
+    assert books.charges == []
 
 
-def test_who_has_no_budget_is_never_asked_about() -> None:
-    async def act() -> None:
-        books = Books()
-        budgets, _, _ = made(books, acme=SIXTY, free=BudgetSection())
-        await budgets.spend("nobody", 10**9)
-        await budgets.spend("free", 10**9)
-        budgets.settle("free", charged=5, used=1, is_served=True)
-        await budgets.flush()
-        assert books.charges == []
-
-    run(act)
-
-
-def test_a_spent_budget_says_when_to_come_back() -> None:
-    async def act() -> None:
-        books = Books()
-        budgets, _, reasons = made(books, acme=BudgetSection(requests_per_minute=60, tokens_per_minute=1000))
+async def test_a_spent_budget_says_when_to_come_back() -> None:
+    books = Books()
+    budgets, _, reasons = made(books, acme=BudgetSection(requests_per_minute=60, tokens_per_minute=1000))
+    await budgets.spend("acme", 40)
+    books.wait_s = 2.5
+    with pytest.raises(RateLimitError, match="60 requests and 1000 tokens a minute") as caught:
         await budgets.spend("acme", 40)
-        books.wait_s = 2.5
-        with pytest.raises(RateLimitError, match="60 requests and 1000 tokens a minute") as caught:
-            await budgets.spend("acme", 40)
-        assert (caught.value.retry_after_s, reasons) == (2.5, ["budget"])
-        assert books.charges[0] == ("acme", Charge(requests=1, tokens=40))
-
-    run(act)
+    assert (caught.value.retry_after_s, reasons) == (2.5, ["budget"])
+    assert books.charges[0] == ("acme", Charge(requests=1, tokens=40))
 
 
-def test_everybody_else_has_a_budget_each() -> None:
-    async def act() -> None:
-        books = Books()
-        budgets, _, _ = made(books, others=SIXTY)
-        await budgets.spend("one", 1)
-        await budgets.spend("two", 1)
-        assert [tenant for tenant, _ in books.charges] == ["one", "two"]
-
-    run(act)
+async def test_everybody_else_has_a_budget_each() -> None:
+    books = Books()
+    budgets, _, _ = made(books, others=SIXTY)
+    await budgets.spend("one", 1)
+    await budgets.spend("two", 1)
+    assert [tenant for tenant, _ in books.charges] == ["one", "two"]
 
 
-def test_what_was_used_is_settled_together_and_what_was_not_served_is_given_back() -> None:
-    async def act() -> None:
-        books = Books()
-        budgets, _, _ = made(books, acme=TOKENS)
-        budgets.settle("acme", charged=100, used=350, is_served=True)
-        budgets.settle("acme", charged=100, used=0, is_served=False)
-        task = asyncio.create_task(budgets.run())
-        async with asyncio.timeout(5):
-            while not books.charges:
-                await asyncio.sleep(0.01)
-        task.cancel()
-        assert books.charges == [("acme", Charge(requests=-1, tokens=150, is_asked=False))]
-
-    run(act)
+async def test_what_was_used_is_settled_together_and_what_was_not_served_is_given_back() -> None:
+    books = Books()
+    budgets, _, _ = made(books, acme=TOKENS)
+    budgets.settle("acme", charged=100, used=350, is_served=True)
+    budgets.settle("acme", charged=100, used=0, is_served=False)
+    task = asyncio.create_task(budgets.run())
+    async with asyncio.timeout(5):
+        while not books.charges:
+            await asyncio.sleep(0.01)
+    task.cancel()
+    assert books.charges == [("acme", Charge(requests=-1, tokens=150, is_asked=False))]
 
 
 @pytest.mark.parametrize("failure", [UnavailableError("gone"), TimeoutError()])
-def test_without_redis_a_router_keeps_its_own_books_and_asks_again_later(failure: Exception) -> None:
-    async def act() -> None:
-        books = Books()
-        books.failure = failure
-        budgets, clock, _ = made(books, acme=SIXTY)
-        for _ in range(int(BURST_S)):
-            await budgets.spend("acme", 1)
-        with pytest.raises(RateLimitError):
-            await budgets.spend("acme", 1)
-        assert len(books.charges) == 1
-        clock.advance(AWAY_S)
-        books.failure = None
+async def test_without_redis_a_router_keeps_its_own_books_and_asks_again_later(failure: Exception) -> None:
+    books = Books()
+    books.failure = failure
+    budgets, clock, _ = made(books, acme=SIXTY)
+    for _ in range(int(BURST_S)):
         await budgets.spend("acme", 1)
-        assert len(books.charges) == 2
-
-    run(act)
-
-
-def test_what_redis_did_not_take_is_settled_there_once_it_is_back() -> None:
-    async def act() -> None:
-        books = Books()
-        budgets, clock, _ = made(books, acme=TOKENS)
-        for _ in range(3):
-            await budgets.spend("acme", 100)
-        books.failure, books.charges = UnavailableError("gone"), []
-        budgets.settle("acme", charged=100, used=10, is_served=True)
-        await budgets.flush()
-        budgets.settle("acme", charged=100, used=0, is_served=False)
-        await budgets.flush()
-        assert len(books.charges) == 1, "it is left alone for a while"
-        books.failure, books.charges = None, []
-        clock.advance(AWAY_S)
-        await budgets.spend("acme", 7)
-        budgets.settle("acme", charged=100, used=20, is_served=True)
-        await budgets.flush()
-        await budgets.flush()
-        assert books.charges == [
-            ("acme", Charge(requests=1, tokens=7)),
-            ("acme", Charge(requests=-1, tokens=-270, is_asked=False)),
-        ]
-
-    run(act)
-
-
-def test_while_redis_is_away_an_answer_counts_once_here_however_often_it_is_offered_there() -> None:
-    async def act() -> None:
-        books = Books()
-        books.failure = UnavailableError("gone")
-        budgets, _, _ = made(books, acme=SIXTY)
-        for _ in range(int(BURST_S)):
-            await budgets.spend("acme", 1)
-        budgets.settle("acme", charged=1, used=0, is_served=False)
-        for _ in range(5):
-            await budgets.flush()
+    with pytest.raises(RateLimitError):
         await budgets.spend("acme", 1)
-        with pytest.raises(RateLimitError):
-            await budgets.spend("acme", 1)
+    assert len(books.charges) == 1
+    clock.advance(AWAY_S)
+    books.failure = None
+    await budgets.spend("acme", 1)
+    assert len(books.charges) == 2
 
-    run(act)
 
-
-def test_what_redis_perhaps_took_is_not_said_again() -> None:
-    async def act() -> None:
-        books = Books()
-        budgets, clock, _ = made(books, acme=TOKENS)
+async def test_what_redis_did_not_take_is_settled_there_once_it_is_back() -> None:
+    books = Books()
+    budgets, clock, _ = made(books, acme=TOKENS)
+    for _ in range(3):
         await budgets.spend("acme", 100)
-        books.failure, books.charges = TimeoutError(), []
-        budgets.settle("acme", charged=100, used=10, is_served=True)
-        await budgets.flush()
-        clock.advance(AWAY_S)
-        books.failure = None
-        await budgets.flush()
-        assert books.charges == [("acme", Charge(requests=0, tokens=-90, is_asked=False))]
+    books.failure, books.charges = UnavailableError("gone"), []
+    budgets.settle("acme", charged=100, used=10, is_served=True)
+    await budgets.flush()
+    budgets.settle("acme", charged=100, used=0, is_served=False)
+    await budgets.flush()
+    assert len(books.charges) == 1, "it is left alone for a while"
+    books.failure, books.charges = None, []
+    clock.advance(AWAY_S)
+    await budgets.spend("acme", 7)
+    budgets.settle("acme", charged=100, used=20, is_served=True)
+    await budgets.flush()
+    await budgets.flush()
+    assert books.charges == [
+        ("acme", Charge(requests=1, tokens=7)),
+        ("acme", Charge(requests=-1, tokens=-270, is_asked=False)),
+    ]
 
-    run(act)
 
-
-def test_without_redis_what_is_given_back_is_there_again() -> None:
-    async def act() -> None:
-        budgets, _, _ = made(None, acme=SIXTY)
-        for _ in range(int(BURST_S)):
-            await budgets.spend("acme", 1)
-        budgets.settle("acme", charged=1, used=0, is_served=False)
-        await budgets.flush()
+async def test_while_redis_is_away_an_answer_counts_once_here_however_often_it_is_offered_there() -> None:
+    books = Books()
+    books.failure = UnavailableError("gone")
+    budgets, _, _ = made(books, acme=SIXTY)
+    for _ in range(int(BURST_S)):
         await budgets.spend("acme", 1)
-        with pytest.raises(RateLimitError):
-            await budgets.spend("acme", 1)
+    budgets.settle("acme", charged=1, used=0, is_served=False)
+    for _ in range(5):
+        await budgets.flush()
+    await budgets.spend("acme", 1)
+    with pytest.raises(RateLimitError):
+        await budgets.spend("acme", 1)
 
-    run(act)
+
+async def test_what_redis_perhaps_took_is_not_said_again() -> None:
+    books = Books()
+    budgets, clock, _ = made(books, acme=TOKENS)
+    await budgets.spend("acme", 100)
+    books.failure, books.charges = TimeoutError(), []
+    budgets.settle("acme", charged=100, used=10, is_served=True)
+    await budgets.flush()
+    clock.advance(AWAY_S)
+    books.failure = None
+    await budgets.flush()
+    assert books.charges == [("acme", Charge(requests=0, tokens=-90, is_asked=False))]
+
+
+async def test_without_redis_what_is_given_back_is_there_again() -> None:
+    budgets, _, _ = made(None, acme=SIXTY)
+    for _ in range(int(BURST_S)):
+        await budgets.spend("acme", 1)
+    budgets.settle("acme", charged=1, used=0, is_served=False)
+    await budgets.flush()
+    await budgets.spend("acme", 1)
+    with pytest.raises(RateLimitError):
+        await budgets.spend("acme", 1)
 
 
 def test_a_bucket_of_tokens_lets_a_long_request_leave_a_debt() -> None:

@@ -1,22 +1,26 @@
-"""Continuing a message, leaving the generation prompt out, and clients' own variables, against transformers."""
+"""Test chat templates, hostile ones too."""
 
-from __future__ import annotations
-
+import asyncio
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tandem.core.errors import InvalidRequestError, ModelError
+from tandem.router.tokenization import chat_template
 from tandem.router.tokenization.chat_template import (
     MAX_VARIABLES_BYTES,
     MAX_VARIABLES_DEPTH,
+    ChatTemplate,
     Rendering,
+    UnendingTemplateError,
     check_variables,
 )
 from tandem.router.tokenization.tokenizer import Tokenizer
+from tests.plugins.costs import measured
 
 MODEL = Path(__file__).parents[4] / "models" / "tandem-tiny"
 KEEPS = """\
@@ -142,3 +146,125 @@ def test_a_template_of_the_operators_takes_the_models_place(tmp_path: Path) -> N
             path.write_text(text)
         with pytest.raises(ModelError, match=what):
             Tokenizer.load(tmp_path, path)
+
+
+EVIL = [{"role": "user", "content": "evil"}]
+GOOD = [{"role": "user", "content": "good"}]
+R = "range(100000)"
+LOOPS = {
+    "loops": f"{{% for a in {R} %}}{{% for b in {R} %}}{{% endfor %}}{{% endfor %}}",
+    "loops over a list": f"{{% set r = {R}|list %}}{{% for a in r %}}{{% for b in r %}}{{% endfor %}}{{% endfor %}}",
+    "conditions over a list": f"{{% set r = {R}|list %}}{{% for a in r %}}"
+    "{% for b in r if not b %}{% endfor %}{% endfor %}",
+    "a loop that writes": f"{{% for a in {R} %}}{{% for b in {R} %}}x{{% endfor %}}{{% endfor %}}",
+    "a condition": f"{{% for a in {R} if {R}|map('string')|list|length < 0 %}}{{% endfor %}}",
+    "a filter": f"{{% for a in {R} %}}{{{{ {R}|map('string')|join|length }}}}{{% endfor %}}",
+    "macros": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+    "a loop in itself": "{% for a in [[1]] recursive %}{% for b in range(99) %}{{ loop.index }}{{ m }}{% endfor %}"
+    f"{{% for c in {R} %}}{{% for d in {R} %}}{{% endfor %}}{{% endfor %}}{{% endfor %}}",
+    "a hundred filters": f"{{% for a in {R} %}}" + f"{{{{ {R}|sum }}}}" * 100 + "{% endfor %}",
+}
+GROWS = {
+    "times": "{{ 'a' * 10**9 }}",
+    "times, turned round": "{{ 10**9 * 'a' }}",
+    "a list": "{{ ([1] * 10**9)|length }}",
+    "powers": "{{ 9 ** (9 ** 9) }}",
+    "products": "{% set n = namespace(x=3) %}{% for i in range(60) %}{% set n.x = n.x * n.x %}{% endfor %}",
+    "doubling": "{% set n = namespace(x='aa') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+    "adding": "{% set n = namespace(x='aa') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    "adding lists": "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    "a block": "{% set n = namespace(x='aa') %}{% for i in range(60) %}{% set y %}{{ n.x }}{{ n.x }}{% endset %}"
+    "{% set n.x = y %}{% endfor %}",
+    "center": "{{ 'a'|center(10**9) }}",
+    "a method": "{{ 'a'.center(10**9) }}",
+    "a width": "{{ '%01000000000d' % 1 }}",
+    "a width given": "{{ '%*d' % (1000000000, 1) }}",
+    "a format": "{{ '{:1000000000}'.format(1) }}",
+    "a format given": "{{ '{:{}}'.format(1, 1000000000) }}",
+    "the filter format": "{{ '%1000000000d'|format(1) }}",
+    "joining": "{{ (['a' * 1000000] * 1000000)|join }}",
+    "joining by a method": "{{ ('a' * 1000000).join(['b'] * 1000000) }}",
+    "replacing": "{{ ('a' * 1000000)|replace('a', 'b' * 1000000) }}",
+    "replacing by a method": "{{ ('a' * 1000000).replace('a', 'b' * 1000000) }}",
+    "writing": f"{{% set a = 'a' * 1000000 %}}{{% for i in {R} %}}{{{{ a }}}}{{% endfor %}}",
+}
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "LONG_RENDER_S", 0.5)
+    monkeypatch.setattr(ChatTemplate.render, "__kwdefaults__", {"limit_s": 0.5})
+
+
+@pytest.mark.parametrize("source", {**LOOPS, **GROWS}.values(), ids={**LOOPS, **GROWS}.keys())
+def test_a_template_that_does_not_end_is_an_error_at_start(source: str) -> None:
+    began_s = time.process_time()
+    with pytest.raises(ModelError, match="the chat template does not end"):
+        ChatTemplate(source, {})
+    assert time.process_time() - began_s < 10.0  # and not for ever
+
+
+@pytest.mark.parametrize("name", ["loops", "macros", "doubling", "times"])
+async def test_one_that_does_not_end_for_some_chat_is_that_requests_error(tmp_path: Path, name: str) -> None:
+    """And the loop goes on meanwhile, and the next request works."""
+    source = (
+        "{% if messages[0].content == 'evil' %}" + {**LOOPS, **GROWS}[name] + "{% endif %}{{ messages[0].content }}"
+    )
+    tokenizer = model_with_template(tmp_path, source)
+    with measured(asyncio.get_running_loop()) as cost, pytest.raises(UnendingTemplateError) as found:
+        await tokenizer.encode_chat(EVIL)
+    cost.check_turn()
+    assert (found.value.code, found.value.param) == ("invalid_request", "messages")
+    assert await tokenizer.encode_chat(GOOD) == tokenizer.encode_now("good", add_special_tokens=False)
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        ("{% for m in messages if m.role == 'user' %}{{ loop.index ~ ':' ~ m.content }}{% endfor %}", "1:good"),
+        ("{% for a in [] %}{% else %}none{% endfor %}", "none"),
+        ("{% for a in [1, [2, [3]]] recursive %}{{ loop(a) if a is iterable else a }}{% endfor %}", "123"),
+        ("{% for a in range(5) %}{% if a == 3 %}{% break %}{% endif %}{{ a }}{% endfor %}", "012"),
+        ("{% macro m(n) %}{{ n }}{% endmacro %}{{ m(1700000000) }}{{ '%d' % 1700000000 }}", "17000000001700000000"),
+        ("{{ 'at {}'.format(1700000000) }}{{ messages[0].content|upper|replace('O', '0') }}", "at 1700000000G00D"),
+        ("{{ 2 ** 10 + 3 * 4 }}{{ 'ab' * 2 }}{{ '-'.join(['a', 'b']) }}{{ [1, 2]|join(', ') }}", "1036ababa-b1, 2"),
+        (
+            "{{ 'a' + 'b' + 'c' + messages[0].role }}{{ 1 + 2 + 3 }}{{ [1] + [2] + [3] }}{{ 'a' + 'b' * (1 + 2) }}",
+            "abcuser6[1, 2, 3]abbb",
+        ),
+        ("{{ none ~ 1 ~ true }}{{ messages[0]|tojson }}", 'None1True{"role": "user", "content": "good"}'),
+        (
+            "{{ messages|map(attribute='content')|join('|') }}{{ 'x'|center(5)|trim }}{{ 'a'|indent(2, true) }}",
+            "goodx  a",
+        ),
+    ],
+)
+def test_what_honest_templates_do_is_as_before(source: str, shown: str) -> None:
+    assert ChatTemplate(source, {}).render(GOOD) == shown
+
+
+def test_a_large_chat_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    template = ChatTemplate("{% for m in messages %}{{ '<' + m.role + '>' + m.content ~ '\n' }}{% endfor %}", {})
+    text = template.render([{"role": "user", "content": "a" * 500}] * 8192, limit_s=60)
+    assert len(text) == 8192 * 508 - 8192
+    monkeypatch.setattr(chat_template, "MAX_SIZE", 1000)
+    with pytest.raises(InvalidRequestError, match="makes too much"):
+        template.render([{"role": "user", "content": "a" * 500}] * 3)
+
+
+def test_long_texts_of_all_characters_come_out_as_they_went_in() -> None:
+    template = ChatTemplate("{% for m in messages %}{{ '<' + m.role + '>' }}{{ m.content + '|' }}{% endfor %}", {})
+    long = "a\u00e9\u4e2d\U0001f600\ud800" * 100_000
+    text = template.render([{"role": "user", "content": content} for content in (long, "b\udfff", long)], limit_s=60)
+    assert text == f"<user>{long}|<user>b\udfff|<user>{long}|"
+
+
+def test_texts_and_numbers_are_not_added() -> None:
+    with pytest.raises(InvalidRequestError, match="can only concatenate str"):
+        ChatTemplate("{{ 'a' + 'b' + (messages|length if messages[0].content == 'good' else 'c') }}", {}).render(GOOD)
+
+
+def model_with_template(folder: Path, source: str) -> Any:
+    shutil.copytree(MODEL, folder / "model")
+    (folder / "model" / "chat_template.jinja").write_text(source)
+    return Tokenizer.load(folder / "model")

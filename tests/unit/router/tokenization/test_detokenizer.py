@@ -1,7 +1,5 @@
 """Text as it grows: whole characters only, the same in the end, and cut at stop strings wherever chunks fall."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.router.tokenization.detokenizer import ByteDetokenizer, IncrementalDetokenizer, StopMatcher
-from tandem.router.tokenization.tokenizer import Tokenizer
+from tandem.router.tokenization.tokenizer import ByteDetokenizer, IncrementalDetokenizer, StopMatcher, Tokenizer
 
 MODEL = Path(__file__).parents[4] / "models" / "tandem-tiny"
 

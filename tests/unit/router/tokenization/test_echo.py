@@ -1,12 +1,10 @@
 """Where the tokens of a prompt begin in its text."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
 
-from tandem.router.tokenization.echo import echo_of, offsets_in
+from tandem.router.serving.request_parser import echo_of, offsets_in
 from tandem.router.tokenization.tokenizer import Tokenizer
 from tests.integration.worker.pair import MODEL
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import AsyncIterator, Callable
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -31,7 +32,8 @@ _API_PATH = "/v1/chat/completions"
 _CONNECT_S = 5.0
 _ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - nothing is bound here
 _PASSED_ON = ("content-type", "retry-after")
-_CUT_OFF = (OSError, ValueError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError)
+CUT_OFF = (OSError, ValueError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError)
+"""Errors of an exchange that broke off, or with something that is no response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +58,12 @@ class ApiRelay:
         except (OSError, TimeoutError) as error:
             why = f"{type(error).__name__}: {error}"
             raise UnavailableError("the API of this router does not answer", why=why, todo="try again") from error
-        answer = _Answer(reader, writer)
+        answer = HttpExchange(reader, writer)
         try:
             async with asyncio.timeout(self.timeout_s):
-                writer.write(_head(len(body), key) + body)
-                await answer.begin()
-        except _CUT_OFF as error:
+                headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+                await answer.begin("POST", _API_PATH, "localhost", headers, body)
+        except CUT_OFF as error:
             answer.close()
             why = f"{type(error).__name__}: {error}"
             raise UnavailableError("the API of this router gave no answer", why=why, todo="try again") from error
@@ -84,33 +86,38 @@ def _trusting(tls: TlsFiles) -> ssl.SSLContext:
     return context
 
 
-def _head(length: int, key: str) -> bytes:
-    lines = [f"POST {_API_PATH} HTTP/1.1", "Host: localhost", "Connection: close", "Content-Type: application/json"]
-    lines += [f"Content-Length: {length}", *([f"Authorization: Bearer {key}"] if key else [])]
-    return "\r\n".join([*lines, "\r\n"]).encode("latin-1")
-
-
-class _Answer:
-    """A response of a server of ours: of a stated length, or in chunks."""
+class HttpExchange:
+    """One request to a server of ours and its response, of a stated length or in chunks, over a connection of its
+    own. `headers`: the response's, by names in lower case."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         self.status = 0
         self.headers: dict[str, str] = {}
 
-    async def begin(self) -> None:
-        """Read its head."""
+    async def begin(self, method: str, target: str, host: str, headers: Mapping[str, str], body: bytes) -> None:
+        """Send the request, and read the head of the response; any of CUT_OFF if that fails."""
+        lines = [f"{method} {target} HTTP/1.1", f"Host: {host}", "Connection: close", f"Content-Length: {len(body)}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        self._writer.write("\r\n".join([*lines, "\r\n"]).encode("latin-1") + body)
         head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         first, *lines = head.rstrip().split("\r\n")
-        self.status = int(first.split()[1])
+        self.status = int(first.partition(" ")[2][:3])  # ValueError if it is none
         for line in lines:
             name, _, value = line.partition(":")
             self.headers[name.strip().lower()] = value.strip()
 
+    async def whole(self, most_bytes: int) -> bytes:
+        """The body, of a stated length; ValueError if that is above `most_bytes`."""
+        length = int(self.headers.get("content-length", "0"))
+        if length > most_bytes:
+            raise ValueError(f"an answer of {length} bytes")
+        return await self._reader.readexactly(length)
+
     async def parts(self) -> AsyncIterator[bytes]:
-        """Its body."""
+        """The body as it comes."""
         if self.headers.get("transfer-encoding", "").lower() != "chunked":
-            yield await self._reader.readexactly(int(self.headers.get("content-length", "0")))
+            yield await self.whole(sys.maxsize)
             return
         while size := int(await self._reader.readuntil(b"\r\n"), 16):
             yield await self._reader.readexactly(size)
@@ -125,7 +132,7 @@ class _Answer:
 class _Relayed(StreamingResponse):
     """An answer on its way to the page; closed however that ends."""
 
-    def __init__(self, answer: _Answer, timeout_s: float, headers: dict[str, str]) -> None:
+    def __init__(self, answer: HttpExchange, timeout_s: float, headers: dict[str, str]) -> None:
         super().__init__(answer.parts(), status_code=answer.status, headers={**headers, "cache-control": "no-store"})
         self._answer, self._timeout_s = answer, timeout_s
 
@@ -133,7 +140,7 @@ class _Relayed(StreamingResponse):
         try:
             async with asyncio.timeout(self._timeout_s):
                 await super().__call__(scope, receive, send)
-        except* _CUT_OFF as errors:
+        except* CUT_OFF as errors:
             event(_log, "a chat was cut off", logging.WARNING, why=str(errors.exceptions[0]))
         finally:
             self._answer.close()

@@ -15,33 +15,38 @@ from starlette.types import Receive, Scope, Send
 
 from tandem.core.errors import InvalidRequestError
 from tandem.core.ids import new_request_id
+from tandem.core.version import release
 from tandem.router.api.frontend import Frontend
 from tandem.router.api.http import schemas
-from tandem.router.api.http.auth_context import arrived_s_of, call_of, caller_of, wish_of
-from tandem.router.api.http.body_parser import (
-    M,
-    Simplify,
+from tandem.router.api.http.body_parser import M, Simplify, read_json
+from tandem.router.api.http.errors import error_response
+from tandem.router.api.http.middleware import (
+    Endpoint,
+    arrived_s_of,
+    call_of,
+    caller_of,
+    counted,
+    guarded,
+    header,
+    json_response,
+    present,
+    wish_of,
+)
+from tandem.router.api.http.openapi import document
+from tandem.router.api.http.response_bodies import ROUTE_HEADER, TIMING_HEADER, AnswerReply, ResponseFrame
+from tandem.router.api.http.schemas import (
     chat_ask,
     check_streaming,
     check_tokenizing,
     completion_ask,
     messages_of,
-    read_json,
     rendering_of,
 )
-from tandem.router.api.http.disconnect import present
-from tandem.router.api.http.error_middleware import Endpoint, counted, guarded, json_response
-from tandem.router.api.http.errors import error_response
-from tandem.router.api.http.headers import header
-from tandem.router.api.http.openapi import document
-from tandem.router.api.http.response_bodies import ResponseFrame
-from tandem.router.api.http.sse import ROUTE_HEADER, TIMING_HEADER, AnswerReply
 from tandem.router.api.http.unsupported_endpoints import absent
+from tandem.router.dispatch.inflight_request import GenerationRequest
 from tandem.router.error_quoting import shortened
 from tandem.router.metrics.router import CONTENT_TYPE
-from tandem.router.serving.request_parser import ApiRequest, check_ids
-from tandem.router.tokenization.models import TokenizedModel
-from tandem.router.version import version
+from tandem.router.serving.request_parser import TokenizedModel, check_ids
 
 
 def create_app(frontend: Frontend) -> FastAPI:
@@ -111,14 +116,14 @@ class _Api:
         return await self._generate(request, body, completion_ask(body), received_s)
 
     async def _generate(
-        self, request: Request, body: schemas.SamplingFields, ask: ApiRequest, received_s: float
+        self, request: Request, body: schemas.SamplingFields, ask: GenerationRequest, received_s: float
     ) -> Response:
         frontend = self._frontend
         check_streaming(body)
         wish = wish_of(request, body.priority, body.timeout)
-        ask.caller, ask.wish, ask.call = caller_of(request), wish, call_of(request)
+        ask.caller, ask.wish, call = caller_of(request), wish, call_of(request)
         with present(request):
-            works = await frontend.read(ask, received_s)
+            works = await frontend.read(ask, received_s, call)
         is_chat = ask.api == "chat"
         frame = ResponseFrame(
             id=new_request_id("chatcmpl" if is_chat else "cmpl"),
@@ -126,8 +131,8 @@ class _Api:
             model=body.model,
             is_chat=is_chat,
             prompts=tuple(work.prompt for work in works),
-            logprobs=ask.sampling.get("logprobs"),
-            prompt_logprobs=ask.sampling.get("prompt_logprobs"),
+            logprobs=ask.options.get("logprobs"),
+            prompt_logprobs=ask.options.get("prompt_logprobs"),
             shows_token_ids=bool(body.return_token_ids),
             kept=ask.kept,
             wants_usage=bool(body.stream_options and body.stream_options.include_usage),
@@ -135,10 +140,10 @@ class _Api:
             names_tier=is_chat and body.service_tier is not None,
         )
         return AnswerReply(
-            frontend.response_factory,
+            frontend,
             works,
             frame,
-            frontend.answer_settings(ask, received_s),
+            call,
             is_stream=bool(body.stream),
             wants_timing=header(request, TIMING_HEADER) == "1",
             wants_route=header(request, ROUTE_HEADER) == "1" and ask.caller.sees_load,
@@ -182,7 +187,7 @@ class _Api:
         )
 
     async def version(self, request: Request) -> Response:
-        return json_response({"version": version()})
+        return json_response({"version": release()})
 
     async def metrics(self, request: Request) -> Response:
         return Response(await self._frontend.scrape(), headers={"content-type": CONTENT_TYPE})
@@ -221,6 +226,6 @@ async def _http_error(request: Request, error: Exception) -> Response:
         what = f"{request.method} is not allowed on {shortened(path)}"
         failure = InvalidRequestError(what, todo="use another method")
     else:
-        unknown = InvalidRequestError(f"there is nothing at {shortened(path)}", todo="see /v1/models for a start")
+        unknown = InvalidRequestError(f"nothing is served at {shortened(path)}", todo="start with /v1/models")
         failure = absent(path) or unknown
     return error_response(failure, status, headers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI
@@ -18,9 +19,8 @@ from tandem.core.errors import (
     UnavailableError,
     UnsupportedParameterError,
 )
-from tandem.router.api.http.auth_context import tenant_of
 from tandem.router.api.http.body_parser import read_json
-from tandem.router.api.http.error_middleware import guarded, json_response
+from tandem.router.api.http.middleware import guarded, json_response, tenant_of
 from tandem.router.api.http.paging import page_of
 from tandem.router.api.http.responses.schemas import Metadata
 from tandem.router.api.http.schemas import Name, Strict
@@ -57,10 +57,7 @@ def add_batches(app: FastAPI, batches: BatchStore, files: Files, max_body_bytes:
 
 
 def batch_object(record: BatchRecord) -> dict[str, Any]:
-    errors = [
-        {"code": error.code, "line": error.line, "message": error.message, "param": error.param}
-        for error in record.errors
-    ]
+    errors = [asdict(error) for error in record.errors]
     return {
         "id": record.id,
         "object": "batch",
@@ -106,7 +103,9 @@ class _Api:
         file = await files.load(tenant, body.input_file_id)
         if file.purpose != "batch":
             raise InvalidRequestError(
-                f"the file {file.id} is no input of a batch", todo="upload it with purpose=batch", param="input_file_id"
+                f"the file {file.id} is not an input file of a batch",
+                todo="upload it with purpose=batch",
+                param="input_file_id",
             )
         await self._check_room()
         now_s = files.wall_s()

@@ -1,11 +1,22 @@
-"""Reads requests: a bounded body, JSON, a schema; and turns schemas into asks."""
+"""Reads requests: a bounded body, JSON of bounded entries, a schema.
+
+Entries are counted before the body is parsed, and in each list and object before that is walked. The bounds of lists
+and maps are those of the schema (`Field(max_length=…)`), found once for each model. A field that takes several kinds of
+list is identified by the first element. Accepted bodies cost pydantic at most one error a list (`FIRST_ERROR`) and a
+few an object, however large they are. Bodies of the admin port, which come from operators, have lists without a bound
+of their own.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import functools
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
 
 import orjson
 from pydantic import BaseModel, ValidationError
@@ -17,25 +28,10 @@ from tandem.core.errors import (
     InvalidRequestError,
     MediaTypeError,
     RequestTooLargeError,
-    UnsupportedParameterError,
 )
-from tandem.core.sampling import MAX_LOGPROBS
-from tandem.router.api.http.entries import check, check_raw
 from tandem.router.api.http.errors import from_validation
-from tandem.router.api.http.headers import header
-from tandem.router.api.http.schemas import (
-    ChatRequest,
-    CompletionRequest,
-    Message,
-    RefusalPart,
-    RenderingFields,
-    SamplingFields,
-    TextPart,
-    TokenizeRequest,
-)
-from tandem.router.error_quoting import quoted
-from tandem.router.serving.request_parser import ApiRequest, kept_choices
-from tandem.router.tokenization.chat_template import THOUGHT_NAMES, Rendering
+from tandem.router.api.http.middleware import header
+from tandem.router.error_quoting import quoted, shortened
 
 BODY_S = 60.0
 LONG_BODY_BYTES = 256 * 1024
@@ -44,11 +40,6 @@ _THREAD = ThreadPoolExecutor(1, "parse")
 """One, as threads share the interpreter: more would parse no faster, and hold tens of megabytes for each body."""
 _DRAIN_S = 2.0
 _DRAIN_FACTOR = 8
-_COMPLETION_MAX_TOKENS = 16
-_SAMPLING_FIELDS = (
-    "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
-    "seed", "ignore_eos", "min_tokens", "prompt_logprobs",
-)  # fmt: skip
 
 M = TypeVar("M", bound=BaseModel)
 Simplify = Callable[[Mapping[str, Any]], dict[str, Any]]
@@ -97,154 +88,14 @@ def _parsed(raw: bytes, limit_bytes: int, model: type[M], simplify: Simplify | N
     try:
         data = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        raise InvalidRequestError("the request body is no valid JSON", why=str(error)) from error
+        raise InvalidRequestError("the request body is not valid JSON", why=str(error)) from error
     if not isinstance(data, dict):
-        raise InvalidRequestError("the request body is no JSON object", todo="send an object")
+        raise InvalidRequestError("the request body must be a JSON object", todo="send an object")
     check(data, model)
     try:
         return model.model_validate(simplify(data) if simplify else data)
     except ValidationError as error:
         raise from_validation(error, data) from error
-
-
-def chat_ask(body: ChatRequest) -> ApiRequest:
-    if body.top_logprobs is not None:
-        if not body.logprobs:
-            why = "it needs logprobs: true"
-            raise InvalidRequestError("top_logprobs is given without logprobs", why=why, param="top_logprobs")
-        if not 0 <= body.top_logprobs <= MAX_LOGPROBS:
-            why = f"it must be between 0 and {MAX_LOGPROBS}"
-            raise InvalidRequestError(f"top_logprobs is {body.top_logprobs}", why=why, param="top_logprobs")
-    sampling = _sampling(body)
-    if body.logprobs:
-        sampling["logprobs"] = body.top_logprobs or 0
-    param = "max_tokens"
-    if body.max_completion_tokens is not None:
-        param = "max_completion_tokens"
-        if body.max_tokens is not None and body.max_tokens != body.max_completion_tokens:
-            raise InvalidRequestError(
-                "max_tokens and max_completion_tokens differ", todo="give one of them", param=param
-            )
-        sampling["max_tokens"] = body.max_completion_tokens
-    return ApiRequest(
-        api="chat",
-        model=body.model,
-        messages=messages_of(body.messages),
-        sampling=sampling,
-        stop=_stops(body),
-        includes_stop=bool(body.include_stop_str_in_output),
-        bad_words=tuple(body.bad_words or ()),
-        is_whole=not body.stream,
-        max_tokens_param=param,
-        logprobs_param="top_logprobs",
-        rendering=rendering_of(body),
-        cache_salt=body.cache_salt,
-        cache_key=body.prompt_cache_key,
-    )
-
-
-def completion_ask(body: CompletionRequest) -> ApiRequest:
-    sampling = _sampling(body)
-    if body.logprobs is not None:
-        sampling["logprobs"] = body.logprobs
-    if body.best_of is not None:
-        sampling["n"] = body.best_of
-    return ApiRequest(
-        api="completions",
-        model=body.model,
-        prompts=_prompts(body.prompt),
-        echo=bool(body.echo),
-        kept=_kept(body),
-        sampling=sampling,
-        stop=_stops(body),
-        includes_stop=bool(body.include_stop_str_in_output),
-        bad_words=tuple(body.bad_words or ()),
-        is_whole=not body.stream,
-        default_max_tokens=_COMPLETION_MAX_TOKENS,
-        cache_salt=body.cache_salt,
-        cache_key=body.prompt_cache_key,
-    )
-
-
-def rendering_of(body: RenderingFields) -> Rendering:
-    """A prompt ends with the words that ask for an answer, unless it ends inside the last message."""
-    continues = bool(body.continue_final_message)
-    adds = body.add_generation_prompt
-    return Rendering(
-        adds_prompt=not continues if adds is None else adds,
-        continues_last=continues,
-        variables=body.chat_template_kwargs or {},
-    )
-
-
-def _kept(body: CompletionRequest) -> int | None:
-    kept = kept_choices(1 if body.n is None else body.n, body.best_of)
-    if kept is not None and body.stream:
-        why = "which choices are the best is known at the end alone"
-        raise InvalidRequestError("best_of cannot be streamed", why=why, todo="leave out stream", param="best_of")
-    return kept
-
-
-def messages_of(messages: list[Message]) -> tuple[dict[str, Any], ...]:
-    """Messages as chat templates read them: content is one text, a thought stands under every name that one reads.
-
-    InvalidRequestError for one without content, and for fields of answers in a message that is not the assistant's.
-    """
-    return tuple(_message_of(message, f"messages[{position}]") for position, message in enumerate(messages))
-
-
-def _message_of(message: Message, where: str) -> dict[str, Any]:
-    thought = message.reasoning_content if message.reasoning is None else message.reasoning
-    if message.role != "assistant":
-        _check_no_answer(message, where)
-    if message.content is None and thought is None and message.refusal is None:
-        what, why = f"{where}.content is missing", "only an answer that was reasoning or a refusal alone has none"
-        raise InvalidRequestError(what, why=why, todo="give a text or a list of parts", param=f"{where}.content")
-    if isinstance(message.content, list):
-        content = "\n".join(part.text if isinstance(part, TextPart) else part.refusal for part in message.content)
-    else:  # a refusal is all that its answer contains
-        content = (message.refusal or "") if message.content is None else message.content
-    said: dict[str, Any] = {"role": message.role, "content": content, "name": message.name, "refusal": message.refusal}
-    return said | dict.fromkeys(THOUGHT_NAMES, thought) if thought is not None else said
-
-
-def _check_no_answer(message: Message, where: str) -> None:
-    for name in ("reasoning_content", "reasoning", "refusal"):
-        if getattr(message, name):
-            what, why = f"{where}.{name} is given", f"only answers have it, and the role is {message.role}"
-            raise InvalidRequestError(what, why=why, todo="leave it out", param=f"{where}.{name}")
-    for number, part in enumerate(message.content if isinstance(message.content, list) else ()):
-        if isinstance(part, RefusalPart):
-            what, why = (
-                f"{where}.content[{number}] is a refusal",
-                f"only answers have it, and the role is {message.role}",
-            )
-            raise InvalidRequestError(what, why=why, todo="send text", param=f"{where}.content[{number}].type")
-
-
-def check_streaming(body: SamplingFields) -> None:
-    if body.stream and body.prompt_logprobs is not None:
-        raise InvalidRequestError(
-            "prompt_logprobs cannot be streamed", todo="leave out stream", param="prompt_logprobs"
-        )
-    if body.stream_options is not None and not body.stream:
-        raise InvalidRequestError("stream_options is given without stream", todo="set stream: true",
-                                  param="stream_options")  # fmt: skip
-    if body.stream_options is not None and body.stream_options.include_obfuscation:
-        raise UnsupportedParameterError(
-            "include_obfuscation is not supported yet", todo="leave it out", param="stream_options.include_obfuscation"
-        )
-
-
-def check_tokenizing(body: TokenizeRequest) -> None:
-    """Either a text or a chat, and nothing that is for the other."""
-    if (body.prompt is None) == (body.messages is None):
-        raise InvalidRequestError("give either prompt or messages", param="prompt")
-    others = ("add_special_tokens",) if body.prompt is None else tuple(RenderingFields.model_fields)
-    for name in others:
-        if getattr(body, name) is not None:
-            given = "messages" if body.prompt is None else "prompt"
-            raise InvalidRequestError(f"{name} says nothing about {given}", todo="leave it out", param=name)
 
 
 def _check_media_type(request: Request) -> None:
@@ -272,45 +123,6 @@ def is_foreign(request: Request) -> bool:
     return origin is not None and origin.partition("://")[2] != header(request, "host")
 
 
-def _sampling(body: SamplingFields) -> dict[str, Any]:
-    given = {name: getattr(body, name) for name in _SAMPLING_FIELDS}
-    given["max_tokens"] = body.max_tokens
-    if body.top_k == -1:  # "off" in other servers
-        given["top_k"] = 0
-    if body.stop_token_ids is not None:
-        given["stop_token_ids"] = tuple(body.stop_token_ids)
-    if body.allowed_token_ids is not None:
-        given["allowed_token_ids"] = tuple(body.allowed_token_ids)
-    if body.logit_bias is not None:
-        given["logit_bias"] = _logit_bias(body.logit_bias)
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def _logit_bias(biases: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
-    for key in biases:
-        # No second spelling of a number: "05" beside "5" would leave one of them unheard.
-        if not (key.isascii() and key.isdigit() and len(key) <= 10 and str(int(key)) == key):
-            raise InvalidRequestError(f"logit_bias has the key {quoted(key)}", why="keys must be token ids",
-                                      param="logit_bias")  # fmt: skip
-    return tuple((int(key), value) for key, value in biases.items())
-
-
-def _stops(body: SamplingFields) -> tuple[str, ...]:
-    if body.stop is None:
-        return ()
-    return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
-
-
-def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> tuple[str | Sequence[int], ...]:
-    if isinstance(prompt, str):
-        return (prompt,)
-    if not prompt:
-        raise InvalidRequestError("the prompt is empty", why="it has no entry", param="prompt")
-    if isinstance(prompt[0], int):  # then all are
-        return (prompt,)
-    return tuple(prompt)
-
-
 async def _drain(request: Request, limit_bytes: int) -> None:
     """Throw away a body that is a little too long, so that the client gets to read the answer."""
     seen = 0
@@ -328,3 +140,240 @@ async def _drain(request: Request, limit_bytes: int) -> None:
 def _too_large(limit_bytes: int) -> RequestTooLargeError:
     return RequestTooLargeError("the request body is too large", why=f"the limit is {limit_bytes} bytes",
                                 todo="send less")  # fmt: skip
+
+
+USUAL_BYTES = 4 << 20
+"""Usual limit of a body; where more is allowed, more entries are, too."""
+MAX_CONTAINERS = 24_576
+"""Lists and objects of a body: 8192 messages of one part each. In memory each takes up to 250 bytes."""
+LEAST_CONTAINER_BYTES = 18
+"""Bytes of the body for each of them, but for the first FREE: a message with one part has as many."""
+FREE = 4096
+MAX_STRINGS = 1 << 17
+"""Texts of a body, names of fields among them. In memory each takes about 90 bytes."""
+LEAST_TEXT_BYTES = 6
+"""Bytes of the body for each of them, but for the first FREE: a part of a message has 6.5 each."""
+LEAST_VALUE_BYTES = 16 / 3
+"""Bytes of the largest body for each value in it, about 70 bytes of memory while it is parsed: token ids of that body
+fit."""
+MAX_FIELDS = 128
+"""Fields of an object: pydantic makes an error of every field that it does not know."""
+_SLICE_BYTES = 1 << 16
+_CONTAINERS = (b"{", b"[")
+
+Check = Callable[[Any], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """Of a body: lists and objects, quotes of texts, commas between values."""
+
+    containers: int
+    quotes: int
+    commas: int
+
+    def beyond(self, found: _Counts) -> str:
+        """The kind that `found` has too many of, and how many there may be; "" = none."""
+        if found.containers > self.containers:
+            return f"lists and objects: at most {self.containers} are allowed"
+        if found.quotes > self.quotes:
+            return f"texts: at most {self.quotes // 2} are allowed"
+        return f"values: at most {self.commas} are allowed" if found.commas > self.commas else ""
+
+
+class _BeyondError(Exception):
+    """`place` has grown from the inside out when it arrives at the top."""
+
+    def __init__(self, count: int, most: int, what: str = "entries") -> None:
+        super().__init__()
+        self.count, self.most, self.what = count, most, what
+        self.place = ""
+
+    def at(self, step: str) -> _BeyondError:
+        self.place = f"{step}.{self.place}" if self.place and self.place[0] != "[" else f"{step}{self.place}"
+        return self
+
+
+def check_raw(raw: bytes, limit_bytes: int) -> None:
+    """Raise InvalidRequestError for JSON with too many lists, objects, texts or values. The limits are those for a body
+    of at most `limit_bytes`. The contents of texts are separated from the rest only where all together are too many."""
+    times = max(1.0, limit_bytes / USUAL_BYTES)
+    containers = min(int(MAX_CONTAINERS * times), FREE + len(raw) // LEAST_CONTAINER_BYTES)
+    strings = min(int(MAX_STRINGS * times), FREE + len(raw) // LEAST_TEXT_BYTES)
+    most = _Counts(containers, 2 * strings, int(limit_bytes / LEAST_VALUE_BYTES))
+    if not most.beyond(_Counts(sum(map(raw.count, _CONTAINERS)), raw.count(b'"'), raw.count(b","))):
+        return
+    containers = quotes = commas = 0
+    for outside, passed in _outside_texts(raw):
+        containers, quotes = containers + sum(map(outside.count, _CONTAINERS)), quotes + passed
+        commas += outside.count(b",")
+        beyond = most.beyond(_Counts(containers, quotes, commas))
+        if beyond:
+            raise InvalidRequestError(f"the request body has too many {beyond}")
+
+
+def check(data: Any, model: type[BaseModel]) -> None:
+    """Raise InvalidRequestError that names the list, map or object of `data` that has more entries than `model` has
+    room for."""
+    try:
+        _of_model(model)(data)
+    except _BeyondError as error:
+        raise InvalidRequestError(
+            f"{error.place or 'the request body'} has {error.count} {error.what}",
+            why=f"at most {error.most} are allowed", param=error.place or None,
+        ) from None  # fmt: skip
+
+
+def unbounded(model: type[BaseModel]) -> list[str]:
+    """Fields of `model`, and of the models in it, with a list or map that has no bound of entries."""
+    return [
+        f"{model.__name__}.{name}"
+        for name, field in model.model_fields.items()
+        for kind in _kinds(field.annotation, field.metadata)
+        for found in _unbounded(kind)
+    ] + [place for inner in _models(model) for place in unbounded(inner)]
+
+
+def _outside_texts(raw: bytes) -> Iterator[tuple[bytes, int]]:
+    """The bytes outside of texts, some of them at a time, with the number of quotes passed for them."""
+    is_inside, held = False, b""
+    for start in range(0, len(raw), _SLICE_BYTES):
+        part = held + raw[start : start + _SLICE_BYTES]
+        odd = (len(part) - len(part.rstrip(b"\\"))) % 2
+        part, held = (part[:-1], b"\\") if odd else (part, b"")
+        pieces = part.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        yield b"".join(pieces[is_inside::2]), len(pieces) - 1
+        is_inside ^= not len(pieces) % 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A list, map or object that a field may hold. `most` None = it has no bound. `first`: class of its elements;
+    `types`: allowed values of a field `type` of the object, which distinguishes it from others."""
+
+    container: type
+    most: int | None
+    first: type | None = None
+    inner: tuple[_Kind, ...] = ()
+    model: type[BaseModel] | None = None
+    types: tuple[Any, ...] = ()
+
+
+def _kinds(kind: Any, metadata: typing.Sequence[Any] = ()) -> tuple[_Kind, ...]:
+    """The containers that the type of a field allows."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        return _kinds(arguments[0], (*metadata, *arguments[1:]))
+    if origin in (typing.Union, types.UnionType):
+        return tuple(found for one in arguments for found in _kinds(one))
+    if origin in (list, dict):
+        return (_Kind(origin, _most(metadata), _class_of(arguments[-1]), _kinds(arguments[-1])),)
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return (_Kind(dict, MAX_FIELDS, model=kind, types=_types(kind)),)
+    return ()
+
+
+def _types(model: type[BaseModel]) -> tuple[Any, ...]:
+    """Of a field `type`, alone or with None."""
+    field = model.model_fields.get("type")
+    said = () if field is None else (field.annotation, *typing.get_args(field.annotation))
+    literals = [value for one in said if typing.get_origin(one) is Literal for value in typing.get_args(one)]
+    return (*literals, None) if type(None) in said else tuple(literals)
+
+
+def _most(metadata: typing.Iterable[Any]) -> int | None:
+    """The `max_length` in the metadata of a type, by pydantic's `Field` or as pydantic keeps it."""
+    for one in metadata:
+        for said in (one, *getattr(one, "metadata", ())):
+            if isinstance(getattr(said, "max_length", None), int):
+                return int(said.max_length)
+    return None
+
+
+def _class_of(kind: Any) -> type | None:
+    """Class of an element as it comes out of JSON; None = anything."""
+    while typing.get_origin(kind) is Annotated:
+        kind = typing.get_args(kind)[0]
+    kind = typing.get_origin(kind) or kind
+    if not isinstance(kind, type):
+        return None
+    return dict if issubclass(kind, BaseModel) else kind
+
+
+@functools.cache
+def _of_model(model: type[BaseModel]) -> Check:
+    fields = {name: _check_of(_kinds(field.annotation, field.metadata)) for name, field in model.model_fields.items()}
+    nested = [(name, inner) for name, inner in fields.items() if inner is not None]
+
+    def run(value: Any) -> None:
+        if len(value) > MAX_FIELDS:
+            raise _BeyondError(len(value), MAX_FIELDS, "fields")
+        for name, inner in nested:
+            found = value.get(name)
+            if type(found) in (list, dict):
+                try:
+                    inner(found)
+                except _BeyondError as error:
+                    raise error.at(name) from None
+
+    return run
+
+
+def _check_of(kinds: tuple[_Kind, ...]) -> Check | None:
+    """Checks a list or an object against those of `kinds`; of another type it is left to pydantic, which does not walk
+    what it cannot take."""
+    if not kinds:
+        return None
+    checks = [(kind, _check_of_one(kind)) for kind in kinds]
+
+    def run(value: Any) -> None:
+        found = [(kind, inner) for kind, inner in checks if type(value) is kind.container]
+        if len(found) > 1 and type(value) is list and value:
+            first = type(value[0])
+            found = [one for one in found if one[0].first is first] or [min(found, key=lambda one: one[0].most or 0)]
+        elif len(found) > 1 and len(value) > MAX_FIELDS:
+            raise _BeyondError(len(value), MAX_FIELDS, "fields")
+        elif len(found) > 1:
+            found = [one for one in found if type(value) is dict and value.get("type") in one[0].types]
+        for _, inner in found[:1]:
+            inner(value)
+
+    return run
+
+
+def _check_of_one(kind: _Kind) -> Check:
+    if kind.model is not None:
+        return _of_model(kind.model)
+    most, inner = kind.most, _check_of(kind.inner)
+
+    def run(value: Any) -> None:
+        if most and len(value) > most:  # one that must be empty is refused by name, and pydantic does not walk it
+            raise _BeyondError(len(value), most)
+        if inner is None:
+            return
+        places = enumerate(value) if kind.container is list else value.items()
+        for place, one in places:
+            if type(one) in (list, dict):
+                try:
+                    inner(one)
+                except _BeyondError as error:
+                    raise error.at(f"[{place}]" if kind.container is list else shortened(str(place))) from None
+
+    return run
+
+
+def _unbounded(kind: _Kind) -> Iterator[_Kind]:
+    if kind.most is None:
+        yield kind
+    for one in kind.inner:
+        yield from _unbounded(one)
+
+
+def _models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    """Those directly in `model`."""
+    waiting = [kind for field in model.model_fields.values() for kind in _kinds(field.annotation, field.metadata)]
+    while waiting:
+        kind = waiting.pop()
+        waiting += kind.inner
+        if kind.model is not None:
+            yield kind.model

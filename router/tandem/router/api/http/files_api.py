@@ -24,9 +24,8 @@ from tandem.core.errors import (
     UnavailableError,
     UnsupportedParameterError,
 )
-from tandem.router.api.http.auth_context import tenant_of
 from tandem.router.api.http.body_parser import BODY_S, is_foreign
-from tandem.router.api.http.error_middleware import guarded, json_response
+from tandem.router.api.http.middleware import guarded, json_response, tenant_of
 from tandem.router.api.http.multipart import MultipartForm, boundary_of
 from tandem.router.api.http.paging import page_of
 from tandem.router.error_quoting import quoted
@@ -157,7 +156,7 @@ class _Api:
                 async with asyncio.timeout(BODY_S):
                     part = await anext(parts, None)
             except ClientDisconnect:
-                raise CancelledError("the client left while it sent the file") from None
+                raise CancelledError("the client disconnected while sending the file") from None
             except TimeoutError:
                 why = f"nothing arrived for {BODY_S:g} s"
                 raise DeadlineError("the file did not arrive", why=why, todo="send it again") from None

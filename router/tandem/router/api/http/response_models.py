@@ -1,10 +1,18 @@
-"""Answers as pydantic models: for the OpenAPI document and for tests; nothing is built from them."""
+"""Answers and events of streams as pydantic models: for the OpenAPI document and for tests; nothing is built from
+them."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
+
+from tandem.core.batch import BatchStatus
+from tandem.router.api.http.responses.items import Annotation, OutputLogprob, Status, SummaryPart, ThoughtPart
+from tandem.router.api.http.schemas import RefusalPart
+
+FinishReason = Literal["stop", "length"]
+Nothing = Annotated[list[Any], Field(max_length=0)]
 
 
 class Documented(BaseModel):
@@ -24,7 +32,7 @@ class Error(Documented):
     error: ErrorBody
 
 
-class PromptTokensDetails(Documented):
+class CachedTokens(Documented):
     cached_tokens: int
 
 
@@ -32,7 +40,7 @@ class UsageModel(Documented):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
+    prompt_tokens_details: CachedTokens
 
 
 class TopLogprob(Documented):
@@ -66,19 +74,47 @@ class AssistantMessage(Documented):
     refusal: None
 
 
-class ChatChoice(Documented):
+class ChatDelta(Documented):
+    """The first one of a choice has the role, the last one nothing."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(Documented):
     index: int
-    message: AssistantMessage
-    finish_reason: Literal["stop", "length"]
+    delta: ChatDelta
+    finish_reason: FinishReason | None
     logprobs: ChatLogprobs | None
     token_ids: list[int] | None = None
 
 
-class ChatCompletion(Documented):
+class ChatChoice(Documented):
+    index: int
+    message: AssistantMessage
+    finish_reason: FinishReason
+    logprobs: ChatLogprobs | None
+    token_ids: list[int] | None = None
+
+
+class GeneratedModel(Documented):
+    """Fields that whole answers and chunks share."""
+
     id: str
-    object: Literal["chat.completion"]
     created: int
     model: str
+
+
+class ChatCompletionChunk(GeneratedModel):
+    object: Literal["chat.completion.chunk"]
+    service_tier: Literal["default"] | None = None
+    choices: list[ChatChunkChoice]
+    usage: UsageModel | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class ChatCompletion(GeneratedModel):
+    object: Literal["chat.completion"]
     service_tier: Literal["default"] | None = None
     choices: list[ChatChoice]
     usage: UsageModel
@@ -93,21 +129,28 @@ class TextLogprobs(Documented):
     text_offset: list[int]
 
 
-class TextChoice(Documented):
+class TextChunkChoice(Documented):
     index: int
     text: str
-    finish_reason: Literal["stop", "length"]
+    finish_reason: FinishReason | None
     logprobs: TextLogprobs | None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
+
+
+class TextChoice(TextChunkChoice):
+    finish_reason: FinishReason
     prompt_logprobs: PromptLogprobs | None = None
 
 
-class Completion(Documented):
-    id: str
+class CompletionChunk(GeneratedModel):
     object: Literal["text_completion"]
-    created: int
-    model: str
+    choices: list[TextChunkChoice]
+    usage: UsageModel | None = None
+
+
+class Completion(GeneratedModel):
+    object: Literal["text_completion"]
     choices: list[TextChoice]
     usage: UsageModel
 
@@ -147,3 +190,229 @@ class ReadinessModel(Documented):
 
 class VersionModel(Documented):
     version: str
+
+
+class InputTokensDetails(CachedTokens):
+    cache_write_tokens: int
+
+
+class OutputTokensDetails(Documented):
+    reasoning_tokens: int
+
+
+class BatchUsage(Documented):
+    input_tokens: int
+    input_tokens_details: CachedTokens
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseUsage(BatchUsage):
+    input_tokens_details: InputTokensDetails
+
+
+class OutputText(Documented):
+    type: Literal["output_text"]
+    text: str
+    annotations: Nothing
+    logprobs: Nothing
+
+
+class OutputMessage(Documented):
+    id: str
+    type: Literal["message"]
+    status: Literal["completed", "incomplete"]
+    role: Literal["assistant"]
+    content: list[OutputText]
+
+
+class IncompleteDetails(Documented):
+    reason: Literal["max_output_tokens"]
+
+
+class NoReasoning(Documented):
+    effort: None
+    summary: None
+
+
+class TextFormat(Documented):
+    type: Literal["text"]
+
+
+class TextSettings(Documented):
+    format: TextFormat
+
+
+class ResponseObject(Documented):
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["completed", "incomplete"]
+    background: Literal[False]
+    completed_at: int | None
+    error: None
+    incomplete_details: IncompleteDetails | None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[OutputMessage]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: NoReasoning
+    safety_identifier: str | None
+    service_tier: Literal["default"]
+    store: bool
+    temperature: float
+    text: TextSettings
+    tool_choice: Literal["auto"]
+    tools: Nothing
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"]
+    usage: ResponseUsage
+    user: str | None
+
+
+class ResponseEvent(BaseModel):
+    """Beside these, each type has fields of its own; those that begin and end have the whole response."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal[
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+        "response.incomplete",
+        "response.failed",
+    ]
+    sequence_number: int = Field(ge=0)
+
+
+class DeletedResponse(Documented):
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class InputText(Documented):
+    type: Literal["input_text"]
+    text: str
+
+
+class InputOutputText(Documented):
+    """Of an earlier answer, as the client sent it again."""
+
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Annotation]
+    logprobs: list[OutputLogprob]
+
+
+class InputItem(Documented):
+    id: str
+    type: Literal["message"]
+    role: Literal["system", "developer", "user", "assistant"]
+    status: Status
+    content: list[InputText | InputOutputText | RefusalPart]
+
+
+class InputReasoning(Documented):
+    """As the client sent it: what it left out, or sent as null, is not there."""
+
+    id: str
+    type: Literal["reasoning"]
+    summary: list[SummaryPart]
+    content: list[ThoughtPart] | None = None
+    encrypted_content: str | None = None
+    status: Status | None = None
+
+
+class ListPage(Documented):
+    """A page of a list, and where it begins and ends."""
+
+    object: Literal["list"]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class InputItemList(ListPage):
+    data: list[InputItem | InputReasoning]
+
+
+class FileObject(Documented):
+    id: str
+    object: Literal["file"]
+    bytes: int
+    created_at: int
+    expires_at: int | None
+    filename: str
+    purpose: str
+    status: Literal["processed"]
+    status_details: None
+
+
+class FileList(ListPage):
+    data: list[FileObject]
+
+
+class DeletedFile(Documented):
+    id: str
+    object: Literal["file"]
+    deleted: Literal[True]
+
+
+class BatchError(Documented):
+    code: str
+    line: int | None
+    message: str
+    param: str | None
+
+
+class BatchErrors(Documented):
+    object: Literal["list"]
+    data: list[BatchError]
+
+
+class RequestCounts(Documented):
+    total: int
+    completed: int
+    failed: int
+
+
+class BatchObject(Documented):
+    id: str
+    object: Literal["batch"]
+    endpoint: str
+    model: str | None
+    errors: BatchErrors | None
+    input_file_id: str
+    completion_window: Literal["24h"]
+    status: BatchStatus
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    in_progress_at: int | None
+    expires_at: int
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    request_counts: RequestCounts
+    usage: BatchUsage
+    metadata: dict[str, str] | None
+
+
+class BatchList(ListPage):
+    data: list[BatchObject]

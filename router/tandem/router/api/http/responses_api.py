@@ -14,15 +14,23 @@ from starlette.types import Scope, Send
 
 from tandem.core.errors import InvalidRequestError, TandemError, UnsupportedParameterError
 from tandem.core.ids import RequestId
-from tandem.core.lifecycle import FinishReason
+from tandem.core.state_enums import FinishReason
 from tandem.router.api.frontend import Frontend
-from tandem.router.api.http.auth_context import arrived_s_of, call_of, caller_of, tenant_of, wish_of
 from tandem.router.api.http.body_parser import read_json
-from tandem.router.api.http.disconnect import present
-from tandem.router.api.http.error_middleware import counted, guarded, json_response
-from tandem.router.api.http.headers import header
+from tandem.router.api.http.middleware import (
+    arrived_s_of,
+    call_of,
+    caller_of,
+    counted,
+    guarded,
+    header,
+    json_response,
+    present,
+    tenant_of,
+    wish_of,
+)
 from tandem.router.api.http.paging import Page, page_of
-from tandem.router.api.http.response_bodies import ResponseFrame
+from tandem.router.api.http.response_bodies import ROUTE_HEADER, TIMING_HEADER, AnswerReply, ResponseFrame
 from tandem.router.api.http.responses.conversation import (
     ConversationStore,
     Message,
@@ -35,11 +43,10 @@ from tandem.router.api.http.responses.conversation import (
 from tandem.router.api.http.responses.objects import Draft, EventWriter
 from tandem.router.api.http.responses.schemas import ResponseRequest, without_neutral
 from tandem.router.api.http.schemas import StreamOptions
-from tandem.router.api.http.sse import ROUTE_HEADER, TIMING_HEADER, AnswerReply
 from tandem.router.dispatch.inflight_request import GenerationRequest
-from tandem.router.serving.choices import AnswerSettings, ChoiceUpdate
-from tandem.router.serving.request_parser import ApiRequest
-from tandem.router.serving.response_stream import ResponseFactory, ResponseStream
+from tandem.router.serving.choices import ChoiceUpdate
+from tandem.router.serving.response_stream import ResponseStream
+from tandem.router.tracing.calls import Call
 from tandem.statestore.stores.responses import ResponseStore, StoredResponse
 
 Keep = Callable[[bytes, str], Awaitable[bool]]
@@ -71,7 +78,7 @@ class _Api:
         items = items_of(body.input)
         said = _said(items)
         ask = _ask(body, past, said)
-        ask = replace(ask, caller=caller_of(request), wish=wish_of(request), call=call_of(request))
+        ask, call = replace(ask, caller=caller_of(request), wish=wish_of(request)), call_of(request)
         draft = Draft(id=new_id("resp"), message=new_id("msg"), created_s=int(frontend.wall_s()), request=body)
         written = orjson.dumps(items) if body.store is not False else b""
 
@@ -85,13 +92,13 @@ class _Api:
         if body.store is not False:
             await self._conversations.check_room(stored(orjson.dumps(draft.begun()), ""))
         with present(request):
-            works = await self._read(ask, received_s)
+            works = await self._read(ask, received_s, call)
 
         return _Reply(
-            frontend.response_factory,
+            frontend,
             works,
             draft,
-            frontend.answer_settings(ask, received_s),
+            call,
             keep if body.store is not False else _keep_nothing,
             is_stream=bool(body.stream),
             wants_timing=header(request, TIMING_HEADER) == "1",
@@ -122,9 +129,9 @@ class _Api:
             "only responses in the background can be cancelled", why="this server has none", param="response_id"
         )
 
-    async def _read(self, ask: ApiRequest, received_s: float) -> list[GenerationRequest]:
+    async def _read(self, ask: GenerationRequest, received_s: float, call: Call | None) -> list[GenerationRequest]:
         try:
-            return await self._frontend.read(ask, received_s)
+            return await self._frontend.read(ask, received_s, call)
         except InvalidRequestError as error:
             if error.param != "messages":
                 raise
@@ -136,10 +143,10 @@ class _Reply(AnswerReply):
 
     def __init__(
         self,
-        response_factory: ResponseFactory,
+        frontend: Frontend,
         works: Sequence[GenerationRequest],
         draft: Draft,
-        settings: AnswerSettings,
+        call: Call | None,
         keep: Keep,
         *,
         is_stream: bool,
@@ -155,10 +162,10 @@ class _Reply(AnswerReply):
             prompts=(),
         )
         super().__init__(
-            response_factory,
+            frontend,
             works,
             frame,
-            settings,
+            call,
             is_stream=is_stream,
             wants_timing=wants_timing,
             wants_route=wants_route,
@@ -223,15 +230,15 @@ def _said(items: Sequence[dict[str, Any]]) -> Sequence[Message]:
     return said
 
 
-def _ask(body: ResponseRequest, past: Past, said: Sequence[Message]) -> ApiRequest:
+def _ask(body: ResponseRequest, past: Past, said: Sequence[Message]) -> GenerationRequest:
     given = {"temperature": body.temperature, "top_p": body.top_p, "max_tokens": body.max_output_tokens}
     # Instructions are of this request alone: those of earlier turns are not carried over.
     first: tuple[Message, ...] = ({"role": "system", "content": body.instructions},) if body.instructions else ()
-    return ApiRequest(
+    return GenerationRequest(
         api="responses",
-        model=body.model,
+        served_model=body.model,
         messages=(*first, *map(for_template, (*past.messages, *said))),
-        sampling={name: value for name, value in given.items() if value is not None},
+        options={name: value for name, value in given.items() if value is not None},
         max_tokens_param="max_output_tokens",
         cache_key=body.prompt_cache_key,
     )

@@ -1,5 +1,7 @@
-"""Requests of clients as pydantic models: strict types, unknown fields forbidden, every list and map with a bound of
-entries, every text but those that a model reads with one of characters.
+"""Requests of clients as pydantic models, and what the router makes of them.
+
+Types are strict, unknown fields forbidden; every list and map has a bound of entries, every text but those that a model
+reads one of characters.
 
 Parameters that OpenAI or other servers know and this one does not support yet are distinguished from unknown ones:
 their neutral values are accepted, everything else is refused by name.
@@ -7,7 +9,7 @@ their neutral values are accepted, everything else is refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -21,11 +23,12 @@ from pydantic import (
     WrapValidator,
 )
 
-from tandem.core.errors import UnsupportedParameterError
-from tandem.core.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
+from tandem.core.errors import InvalidRequestError, UnsupportedParameterError
+from tandem.core.sampling import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKEN_IDS
+from tandem.router.dispatch.inflight_request import GenerationRequest
 from tandem.router.error_quoting import quoted
-from tandem.router.serving.request_parser import MAX_MESSAGES, MAX_PROMPTS, MAX_STOPS
-from tandem.router.tokenization.bad_words import MAX_WORDS
+from tandem.router.serving.request_parser import MAX_MESSAGES, MAX_PROMPTS, MAX_STOPS, MAX_WORDS, kept_choices
+from tandem.router.tokenization.chat_template import THOUGHT_NAMES, Rendering
 
 MAX_PARTS = 1024
 """Of one message."""
@@ -33,6 +36,11 @@ MAX_IDS = 1 << 22
 """Of one list: more than a body of the usual size holds; which are tokens is asked later."""
 MAX_VARIABLES = 1024
 _NOTHING: tuple[Any, ...] = (None, [], {}, "", False)
+_COMPLETION_MAX_TOKENS = 16
+_SAMPLING_FIELDS = (
+    "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "seed", "ignore_eos", "min_tokens", "prompt_logprobs",
+)  # fmt: skip
 
 # Values that ask for nothing; any other value is refused.
 _NEUTRAL_ANYWHERE: dict[str, tuple[Any, ...]] = {
@@ -198,7 +206,7 @@ Part = Annotated[Annotated[TextPart, TEXT] | Annotated[RefusalPart, REFUSAL], Di
 
 class Message(Strict):
     """Answers come back as servers gave them: with the model's reasoning, or the reason of a refusal; then content may
-    be null (`body_parser.messages_of` asks for it otherwise)."""
+    be null (`messages_of` asks for it otherwise)."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[Part], Field(min_length=1, max_length=MAX_PARTS), FIRST_ERROR] | None = None
@@ -299,3 +307,182 @@ def _refuse_parts(body: Mapping[str, Any]) -> None:
 
 def _unsupported(param: str, what: str) -> UnsupportedParameterError:
     return UnsupportedParameterError(f"{what} is not supported yet", todo="send text only", param=param)
+
+
+def chat_ask(body: ChatRequest) -> GenerationRequest:
+    if body.top_logprobs is not None:
+        if not body.logprobs:
+            why = "it needs logprobs: true"
+            raise InvalidRequestError("top_logprobs is given without logprobs", why=why, param="top_logprobs")
+        if not 0 <= body.top_logprobs <= MAX_LOGPROBS:
+            why = f"it must be between 0 and {MAX_LOGPROBS}"
+            raise InvalidRequestError(f"top_logprobs is {body.top_logprobs}", why=why, param="top_logprobs")
+    sampling = _sampling(body)
+    if body.logprobs:
+        sampling["logprobs"] = body.top_logprobs or 0
+    param = "max_tokens"
+    if body.max_completion_tokens is not None:
+        param = "max_completion_tokens"
+        if body.max_tokens is not None and body.max_tokens != body.max_completion_tokens:
+            raise InvalidRequestError(
+                "max_tokens and max_completion_tokens differ", todo="give one of them", param=param
+            )
+        sampling["max_tokens"] = body.max_completion_tokens
+    return GenerationRequest(
+        api="chat",
+        served_model=body.model,
+        messages=messages_of(body.messages),
+        options=sampling,
+        stop=_stops(body),
+        includes_stop=bool(body.include_stop_str_in_output),
+        bad_words=tuple(body.bad_words or ()),
+        is_whole=not body.stream,
+        max_tokens_param=param,
+        logprobs_param="top_logprobs",
+        rendering=rendering_of(body),
+        cache_salt=body.cache_salt,
+        cache_key=body.prompt_cache_key,
+    )
+
+
+def completion_ask(body: CompletionRequest) -> GenerationRequest:
+    sampling = _sampling(body)
+    if body.logprobs is not None:
+        sampling["logprobs"] = body.logprobs
+    if body.best_of is not None:
+        sampling["n"] = body.best_of
+    return GenerationRequest(
+        api="completions",
+        served_model=body.model,
+        prompts=_prompts(body.prompt),
+        echoes=bool(body.echo),
+        kept=_kept(body),
+        options=sampling,
+        stop=_stops(body),
+        includes_stop=bool(body.include_stop_str_in_output),
+        bad_words=tuple(body.bad_words or ()),
+        is_whole=not body.stream,
+        default_max_tokens=_COMPLETION_MAX_TOKENS,
+        cache_salt=body.cache_salt,
+        cache_key=body.prompt_cache_key,
+    )
+
+
+def rendering_of(body: RenderingFields) -> Rendering:
+    """A prompt ends with the words that ask for an answer, unless it ends inside the last message."""
+    continues = bool(body.continue_final_message)
+    adds = body.add_generation_prompt
+    return Rendering(
+        adds_prompt=not continues if adds is None else adds,
+        continues_last=continues,
+        variables=body.chat_template_kwargs or {},
+    )
+
+
+def _kept(body: CompletionRequest) -> int | None:
+    kept = kept_choices(1 if body.n is None else body.n, body.best_of)
+    if kept is not None and body.stream:
+        why = "the best choices are known only at the end"
+        raise InvalidRequestError("best_of cannot be streamed", why=why, todo="leave out stream", param="best_of")
+    return kept
+
+
+def messages_of(messages: list[Message]) -> tuple[dict[str, Any], ...]:
+    """Messages as chat templates read them: content is one text, a thought stands under every name that one reads.
+
+    InvalidRequestError for one without content, and for fields of answers in a message that is not the assistant's.
+    """
+    return tuple(_message_of(message, f"messages[{position}]") for position, message in enumerate(messages))
+
+
+def _message_of(message: Message, where: str) -> dict[str, Any]:
+    thought = message.reasoning_content if message.reasoning is None else message.reasoning
+    if message.role != "assistant":
+        _check_no_answer(message, where)
+    if message.content is None and thought is None and message.refusal is None:
+        what, why = f"{where}.content is missing", "only an answer of nothing but reasoning or a refusal has none"
+        raise InvalidRequestError(what, why=why, todo="give a text or a list of parts", param=f"{where}.content")
+    if isinstance(message.content, list):
+        content = "\n".join(part.text if isinstance(part, TextPart) else part.refusal for part in message.content)
+    else:  # a refusal is all that its answer contains
+        content = (message.refusal or "") if message.content is None else message.content
+    said: dict[str, Any] = {"role": message.role, "content": content, "name": message.name, "refusal": message.refusal}
+    return said | dict.fromkeys(THOUGHT_NAMES, thought) if thought is not None else said
+
+
+def _check_no_answer(message: Message, where: str) -> None:
+    for name in ("reasoning_content", "reasoning", "refusal"):
+        if getattr(message, name):
+            what, why = f"{where}.{name} is given", f"only answers have it, and the role is {message.role}"
+            raise InvalidRequestError(what, why=why, todo="leave it out", param=f"{where}.{name}")
+    for number, part in enumerate(message.content if isinstance(message.content, list) else ()):
+        if isinstance(part, RefusalPart):
+            what, why = (
+                f"{where}.content[{number}] is a refusal",
+                f"only answers have it, and the role is {message.role}",
+            )
+            raise InvalidRequestError(what, why=why, todo="send text", param=f"{where}.content[{number}].type")
+
+
+def check_streaming(body: SamplingFields) -> None:
+    if body.stream and body.prompt_logprobs is not None:
+        raise InvalidRequestError(
+            "prompt_logprobs cannot be streamed", todo="leave out stream", param="prompt_logprobs"
+        )
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequestError("stream_options is given without stream", todo="set stream: true",
+                                  param="stream_options")  # fmt: skip
+    if body.stream_options is not None and body.stream_options.include_obfuscation:
+        raise UnsupportedParameterError(
+            "include_obfuscation is not supported yet", todo="leave it out", param="stream_options.include_obfuscation"
+        )
+
+
+def check_tokenizing(body: TokenizeRequest) -> None:
+    """Either a text or a chat, and nothing that is for the other."""
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequestError("give either prompt or messages", param="prompt")
+    others = ("add_special_tokens",) if body.prompt is None else tuple(RenderingFields.model_fields)
+    for name in others:
+        if getattr(body, name) is not None:
+            given = "messages" if body.prompt is None else "prompt"
+            raise InvalidRequestError(f"{name} does not apply to {given}", todo="leave it out", param=name)
+
+
+def _sampling(body: SamplingFields) -> dict[str, Any]:
+    given = {name: getattr(body, name) for name in _SAMPLING_FIELDS}
+    given["max_tokens"] = body.max_tokens
+    if body.top_k == -1:  # "off" in other servers
+        given["top_k"] = 0
+    if body.stop_token_ids is not None:
+        given["stop_token_ids"] = tuple(body.stop_token_ids)
+    if body.allowed_token_ids is not None:
+        given["allowed_token_ids"] = tuple(body.allowed_token_ids)
+    if body.logit_bias is not None:
+        given["logit_bias"] = _logit_bias(body.logit_bias)
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _logit_bias(biases: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    for key in biases:
+        # No second spelling of a number: "05" beside "5" would leave one of them unheard.
+        if not (key.isascii() and key.isdigit() and len(key) <= 10 and str(int(key)) == key):
+            raise InvalidRequestError(f"logit_bias has the key {quoted(key)}", why="keys must be token ids",
+                                      param="logit_bias")  # fmt: skip
+    return tuple((int(key), value) for key, value in biases.items())
+
+
+def _stops(body: SamplingFields) -> tuple[str, ...]:
+    if body.stop is None:
+        return ()
+    return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
+
+
+def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> tuple[str | Sequence[int], ...]:
+    if isinstance(prompt, str):
+        return (prompt,)
+    if not prompt:
+        raise InvalidRequestError("the prompt is empty", why="it has no entry", param="prompt")
+    if isinstance(prompt[0], int):  # then all are
+        return (prompt,)
+    return tuple(prompt)

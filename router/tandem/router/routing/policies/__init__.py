@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from tandem.core.config import Disaggregation, PolicyName
 from tandem.router.routing.plan import Policy
-from tandem.router.routing.policies import dynamo, least_loaded, llm_d, prefix_only, round_robin, sglang
-from tandem.router.routing.policies.by_role import ByRole, Formula
+from tandem.router.routing.policies import dynamo, llm_d, sglang
+from tandem.router.routing.policies.by_role import LEAST_LOADED, PREFIX_ONLY, ROUND_ROBIN, ByRole, Formula
 from tandem.router.routing.policies.cost import CostPolicy
 
 _BY_ROLE: dict[PolicyName, Formula] = {
-    PolicyName.LEAST_LOADED: least_loaded,
-    PolicyName.ROUND_ROBIN: round_robin,
-    PolicyName.PREFIX_ONLY: prefix_only,
+    PolicyName.LEAST_LOADED: LEAST_LOADED,
+    PolicyName.ROUND_ROBIN: ROUND_ROBIN,
+    PolicyName.PREFIX_ONLY: PREFIX_ONLY,
     PolicyName.DYNAMO: dynamo,
     PolicyName.LLM_D: llm_d,
     PolicyName.SGLANG: sglang,

@@ -10,9 +10,9 @@ import heapq
 from collections.abc import Callable, Iterable, Sequence
 
 from tandem.core.config import Disaggregation, PolicyName
-from tandem.core.lifecycle import RoleName
+from tandem.core.state_enums import RoleName
 from tandem.router.routing.cost_model import Estimates, Prefill
-from tandem.router.routing.plan import Candidate, Job, Option, Plan, chosen, pairs, single_worker_candidates
+from tandem.router.routing.plan import Candidate, Job, Plan, chosen, option_of, pairs, single_worker_candidates
 
 TOP = 4
 """So many of the cheapest of each side are paired; of decode workers as many again that hold most of the prompt."""
@@ -49,7 +49,7 @@ class CostPolicy:
 
 def _pairs(
     estimates: Estimates, candidates: Sequence[Candidate], alike: float, *, is_role_a_leaning: bool
-) -> list[Option]:
+) -> list[Plan]:
     """Pairs, and their prefill workers writing the answers themselves where `is_role_a_leaning`. Without any decode
     worker they do not: an answer waits for one that was lost."""
     decodes = [one for one in candidates if one.role is RoleName.DECODE]
@@ -103,11 +103,11 @@ def _best_decodes(estimates: Estimates, decodes: Sequence[Candidate]) -> list[Ca
     return list({one.worker: one for one in (*best, *most)}.values())
 
 
-def _option(prefill: Candidate | None, decode: Candidate, estimates: Estimates, done: Prefill) -> Option:
+def _option(prefill: Candidate | None, decode: Candidate, estimates: Estimates, done: Prefill) -> Plan:
     if prefill is not None:
         cost, reason = estimates.pair(prefill, decode, done), "a pair costs least"
     else:
         cost, reason = estimates.alone(decode, done), _REASONS[decode.role]
         if decode.role is RoleName.PREFILL and estimates.has_answer:
             reason = _DECODED_BY_PREFILL
-    return Option(decode=decode, prefill=prefill, reason=reason, score=cost.total_s, cost=cost)
+    return option_of(decode, prefill, reason, cost.total_s, cost)

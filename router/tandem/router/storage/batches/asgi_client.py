@@ -9,8 +9,8 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
-from tandem.router.admission.slo import Caller
-from tandem.router.tenancy.asgi_scope import CALLER, TENANT
+from tandem.router.admission.slo_classes import Caller
+from tandem.router.tenancy.authenticator import CALLER, TENANT
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ from tandem.router.storage.batches.input_file import (
     read_input,
 )
 from tandem.router.storage.batches.journal import Journal
-from tandem.router.storage.batches.outputs import Outputs
+from tandem.router.storage.batches.result_mapping import Outputs
 from tandem.router.storage.batches.state_machine import BatchStep, Tally
 from tandem.router.storage.files import new_id
 from tandem.statestore.stores.batches import BatchStore, Saved
@@ -155,7 +155,7 @@ class BatchRun:
     async def _check(self) -> None:
         """CapacityError or OSError: no room for answers. PermissionDeniedError: its tenant lost its last key."""
         if not self._shop.serves(self._record.tenant):
-            raise PermissionDeniedError("the batch rests", why="its tenant has no valid API key any more")
+            raise PermissionDeniedError("the batch is paused", why="its tenant no longer has a valid API key")
         await self._shop.check_room()
 
     async def _publish(self) -> None:
@@ -177,14 +177,7 @@ class BatchRun:
             if size
         ]
         names = [file.id if size else None for file, size in zip((output, errors), sizes, strict=True)]
-        tally = journal.tally
-        tally = Tally(
-            completed=tally.completed,
-            failed=record.total - tally.completed,
-            input_tokens=tally.input_tokens,
-            cached_tokens=tally.cached_tokens,
-            output_tokens=tally.output_tokens,
-        )
+        tally = replace(journal.tally, failed=record.total - journal.tally.completed)
         is_saved = await self._save(lambda now_s: state_machine.published(self._record, now_s, tally, *names), made)
         for file, size in zip((output, errors), sizes, strict=True):
             if not (is_saved and size):

@@ -178,7 +178,7 @@ def is_id(text: str) -> bool:
 
 def checked(text: str) -> str:
     if not is_id(text):
-        raise ValueError(f"{text!r} is no id")
+        raise ValueError(f"{text!r} is not an id")
     return text
 
 

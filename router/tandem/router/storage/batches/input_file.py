@@ -128,17 +128,17 @@ class _Reader:
 
     def finished(self) -> Input:
         if not self._input.total and not self._input.errors:
-            self._input.errors.append(LineError(code="empty_file", message="The input file has no request."))
+            self._input.errors.append(LineError(code="empty_file", message="The input file has no requests."))
         return self._input
 
     def _check(self, text: bytes) -> None:
         try:
             data = orjson.loads(text)
         except orjson.JSONDecodeError as error:
-            self._wrong("invalid_json_line", f"this line is no valid JSON: {error}")
+            self._wrong("invalid_json_line", f"this line is not valid JSON: {error}")
             return
         if not isinstance(data, dict):
-            self._wrong("invalid_json_line", "this line is no JSON object")
+            self._wrong("invalid_json_line", "this line must be a JSON object")
             return
         self._check_id(data.get("custom_id"))
         for name in data.keys() - set(_KNOWN):
@@ -163,7 +163,7 @@ class _Reader:
             return
         first = self._seen.setdefault(custom_id, self._line)
         if first != self._line:
-            what = f"custom_id {quoted(custom_id)} stands in line {first} already"
+            what = f"custom_id {quoted(custom_id)} is already in line {first}"
             self._wrong("duplicate_custom_id", what, "custom_id")
 
     def _check_body(self, body: Mapping[str, Any]) -> None:

@@ -1,17 +1,23 @@
-"""Maps a reply to a request of a batch: final, or to be tried again; and to its line in the output."""
+"""Maps a reply to a request of a batch: final, or to be tried again; and to its line in one of the two output files:
+answers, and errors. Every request stands in one of them, once."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import orjson
 
-from tandem.core.batch import LineError
+from tandem.core.batch import BatchRecord, LineError
 from tandem.core.errors import InternalError
+from tandem.router.storage.batches import state_machine
 from tandem.router.storage.batches.asgi_client import AsgiResponse
-from tandem.router.storage.batches.journal import JournalEntry
+from tandem.router.storage.batches.file_store import FilesFolder
+from tandem.router.storage.batches.input_file import Input, custom_ids
+from tandem.router.storage.batches.journal import JournalEntry, ResultLocation
 
 MAX_FAILURES = 3
 """A request on which something broke so often is answered with its error."""
@@ -93,3 +99,43 @@ def _count(usage: Mapping[str, Any], *names: str) -> int:
 def _cached(usage: Mapping[str, Any]) -> int:
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
     return int(details.get("cached_tokens") or 0)
+
+
+class Outputs:
+    """Writes them for one batch that ends, in the order of its input."""
+
+    def __init__(self, folder: FilesFolder, record: BatchRecord, places: Mapping[int, ResultLocation]) -> None:
+        self._folder, self._record, self._places = folder, record, places
+
+    def write(self, found: Input, output: str, errors: str) -> tuple[int, int]:
+        """Write both under these ids; returns their sizes. Blocks; raises OSError, also when an answer is gone."""
+        left_over = state_machine.left_over(self._record)
+        with ExitStack() as stack:
+            good = stack.enter_context(self._folder.writing(output))
+            bad = stack.enter_context(self._folder.writing(errors))
+            reader = _Results(stack)
+            for number, custom_id in custom_ids(self._folder.input(self._record.id), found):
+                place = self._places.get(number)
+                if place is None:
+                    bad.write(unanswered_line(number, self._record.id, custom_id, left_over) + b"\n")
+                else:
+                    (good if place.is_ok else bad).write(reader.read(place) + b"\n")
+            return good.size_bytes, bad.size_bytes
+
+
+class _Results:
+    """Reads answers from the segments of a journal, each of which is opened once."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._segments: dict[str, int] = {}
+
+    def read(self, place: ResultLocation) -> bytes:
+        name = str(place.segment)
+        if name not in self._segments:
+            self._segments[name] = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+            self._stack.callback(os.close, self._segments[name])
+        result = os.pread(self._segments[name], place.size, place.offset)
+        if len(result) != place.size:
+            raise OSError(f"an answer in {place.segment.name} is no longer there")
+        return result

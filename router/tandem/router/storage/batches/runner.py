@@ -15,10 +15,9 @@ from tandem.core.clock import Clock
 from tandem.core.errors import TandemError, UnavailableError
 from tandem.core.ids import Incarnation, new_incarnation
 from tandem.core.logs import event
-from tandem.router.storage.batches.concurrency import Slots
+from tandem.router.storage.batches.concurrency import Pace, Slots
 from tandem.router.storage.batches.executor import BatchContext, BatchRun, Calls, LeaseLostError
 from tandem.router.storage.batches.input_file import Limits
-from tandem.router.storage.batches.throttle import Pace
 from tandem.router.storage.batches.turns import OpenBatch, Turns
 from tandem.router.storage.files import Files, sweep
 from tandem.statestore.pubsub import Wakeups

@@ -11,7 +11,7 @@ Every change raises the version by one, which is what the store checks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 
 from tandem.core.batch import BatchRecord, BatchStatus, LineError
@@ -117,14 +117,7 @@ def published(
 
 
 def _counted(record: BatchRecord, tally: Tally) -> BatchRecord:
-    return _next(
-        record,
-        completed=tally.completed,
-        failed=tally.failed,
-        input_tokens=tally.input_tokens,
-        cached_tokens=tally.cached_tokens,
-        output_tokens=tally.output_tokens,
-    )
+    return _next(record, **asdict(tally))
 
 
 def _next(record: BatchRecord, **changes: object) -> BatchRecord:

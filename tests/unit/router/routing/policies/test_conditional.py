@@ -1,7 +1,5 @@
 """Conditional disaggregation: waiting requests and their causes, a prefill worker that writes answers, busy wires."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any
@@ -99,7 +97,7 @@ def test_prompts_to_come_interrupt_an_answer_where_they_are_computed() -> None:
 def test_a_prefill_worker_is_taken_to_be_there_for_prompts() -> None:
     slow = computing(link_bytes_per_s=300.0 * TOKEN_BYTES)
     far = decoding(running=9, in_flight=9)
-    found = {str(one.decode.worker): one.cost for one in plan(slow, far).options if one.prefill is None and one.cost}
+    found = {str(one.decode): one.cost for one in plan(slow, far).options if one.prefill is None and one.cost}
     share = LEAST_COMPUTING / (1 - LEAST_COMPUTING)
     assert found["p0"].decode_s == pytest.approx(share * ANSWER_TOKENS * 0.01), "as long steps as at those who decode"
 

@@ -1,7 +1,5 @@
 """The cost in seconds: what it counts, what it never does, and that a hot prefix spreads."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from typing import Any
@@ -20,8 +18,8 @@ from tandem.router.routing.cost_model import (
     FETCH_SETUP_S,
     HANDOFF_S,
     Estimates,
+    with_sources,
 )
-from tandem.router.routing.fetch_sources import with_sources
 from tandem.router.routing.plan import Candidate, Cost, Job, Plan
 from tandem.router.routing.policies.cost import TOP, CostPolicy
 from tests.unit.router.candidates import at, d, m, of_kv, p
@@ -98,7 +96,7 @@ def test_a_worker_of_which_nothing_is_known_is_taken_for_the_slowest() -> None:
         p("p2", queued_tokens=10),
         d(),
     )
-    costs = {str(one.prefill.worker): one.cost.compute_s for one in chosen.options if one.prefill and one.cost}
+    costs = {str(one.prefill): one.cost.compute_s for one in chosen.options if one.prefill and one.cost}
     assert costs["p2"] == 1000 / 400
 
 
@@ -212,7 +210,7 @@ def test_many_workers_are_weighed_by_the_best_of_each_side() -> None:
     decodes = [d(f"d{i:03}", in_flight=i, held_tokens=512 * (i == 60), profile=None) for i in range(64)]
     chosen = plan(*prefills, *decodes)
     assert chosen.workers == ("p000", "d000")
-    assert {option.prefill.worker for option in chosen.options if option.prefill} <= {p.worker for p in prefills[:TOP]}
+    assert {option.prefill for option in chosen.options if option.prefill} <= {p.worker for p in prefills[:TOP]}
 
 
 def test_fetching_is_weighed_for_the_cheapest_of_many_alone() -> None:
@@ -463,7 +461,7 @@ def test_costs_that_differ_by_a_hair_take_turns() -> None:
     assert plan(fast, p("p1", prefill_speed=like, last_used=2), d()).prefill == "p1"
     assert plan(fast, p("p1", prefill_speed=slow, last_used=2), d()).prefill == "p0"
     found = plan(fast, p("p1", prefill_speed=like, last_used=2), d())
-    assert [one.prefill.worker for one in found.options if one.prefill] == ["p1", "p0"], "the choice is named first"
+    assert [one.prefill for one in found.options if one.prefill] == ["p1", "p0"], "the choice is named first"
 
 
 # ---- bounded affinity ----------------------------------------------------------------------------------------------

@@ -1,15 +1,15 @@
 """The published formulas, by hand-made numbers."""
 
-from __future__ import annotations
-
 import pytest
 
 from tandem.core.config import Disaggregation, PolicyName
 from tandem.router.routing.plan import Candidate, Job
-from tandem.router.routing.policies import create_policy, dynamo, least_loaded, llm_d, prefix_only, round_robin, sglang
+from tandem.router.routing.policies import create_policy, dynamo, llm_d, sglang
+from tandem.router.routing.policies.by_role import LEAST_LOADED, PREFIX_ONLY, ROUND_ROBIN
 from tests.unit.router.candidates import d, m, p
 
 JOB = Job(prompt_tokens=160, max_tokens=9)
+least_loaded, prefix_only, round_robin = LEAST_LOADED, PREFIX_ONLY, ROUND_ROBIN
 
 
 def test_least_loaded_sees_no_prefix() -> None:

@@ -1,7 +1,5 @@
 """Answers on disk: nothing torn or written twice reaches the output, and everything that was acknowledged does."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import tempfile
@@ -52,96 +50,81 @@ def test_a_line_says_what_was_kept_and_notices_damage(number: int, is_ok: bool, 
         assert torn is None or torn[0] != kept
 
 
-def test_a_successor_reads_everything_and_the_first_answer_stands(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        first = await opened(tmp_path, 11)
-        await asyncio.gather(*(first.append(entry(n, "first")) for n in range(5)))
-        second = await opened(tmp_path, 5)
-        assert sorted(second.places) == [0, 1, 2, 3, 4]
-        await first.append(entry(5, "zombie"))  # it does not know that it lost its lease
-        await second.append(entry(5, "second"))
-        await second.append(entry(6, "second", is_ok=False))
-        await first.close()
-        await second.close()
-        third = await opened(tmp_path, 1)
-        assert sorted(third.places) == list(range(7))
-        assert (third.tally.completed, third.tally.failed) == (6, 1)
-        assert (third.tally.input_tokens, third.tally.cached_tokens, third.tally.output_tokens) == (21, 7, 14)
-        assert result_at(third, 5) == entry(5, "zombie").result  # of the earlier owner's segment
-        assert result_at(third, 6) == entry(6, "second").result
-        await third.close()
-
-    asyncio.run(scenario())
+async def test_a_successor_reads_everything_and_the_first_answer_stands(tmp_path: Path) -> None:
+    first = await opened(tmp_path, 11)
+    await asyncio.gather(*(first.append(entry(n, "first")) for n in range(5)))
+    second = await opened(tmp_path, 5)
+    assert sorted(second.places) == [0, 1, 2, 3, 4]
+    await first.append(entry(5, "zombie"))  # it does not know that it lost its lease
+    await second.append(entry(5, "second"))
+    await second.append(entry(6, "second", is_ok=False))
+    await first.close()
+    await second.close()
+    third = await opened(tmp_path, 1)
+    assert sorted(third.places) == list(range(7))
+    assert (third.tally.completed, third.tally.failed) == (6, 1)
+    assert (third.tally.input_tokens, third.tally.cached_tokens, third.tally.output_tokens) == (21, 7, 14)
+    assert result_at(third, 5) == entry(5, "zombie").result  # of the earlier owner's segment
+    assert result_at(third, 6) == entry(6, "second").result
+    await third.close()
 
 
 @pytest.mark.parametrize("cut", [1, 5, 20])
-def test_a_torn_end_is_no_answer(tmp_path: Path, cut: int) -> None:
-    async def scenario() -> None:
-        first = await opened(tmp_path, 1)
-        await first.append(entry(0))
-        await first.append(entry(1))
-        await first.close()
-        (path,) = segments(tmp_path)
-        os.truncate(path, path.stat().st_size - cut)
-        second = await opened(tmp_path, 2)
-        assert sorted(second.places) == [0]
-        await second.append(entry(1, "again"))
-        assert result_at(second, 1) == entry(1, "again").result
-        await second.close()
-
-    asyncio.run(scenario())
+async def test_a_torn_end_is_no_answer(tmp_path: Path, cut: int) -> None:
+    first = await opened(tmp_path, 1)
+    await first.append(entry(0))
+    await first.append(entry(1))
+    await first.close()
+    (path,) = segments(tmp_path)
+    os.truncate(path, path.stat().st_size - cut)
+    second = await opened(tmp_path, 2)
+    assert sorted(second.places) == [0]
+    await second.append(entry(1, "again"))
+    assert result_at(second, 1) == entry(1, "again").result
+    await second.close()
 
 
-def test_damage_in_the_middle_costs_one_answer(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        first = await opened(tmp_path, 1)
-        for number in range(3):
-            await first.append(entry(number))
-        await first.close()
-        (path,) = segments(tmp_path)
-        data = bytearray(path.read_bytes())
-        data[data.index(b'"n":1') + 4] ^= 1
-        path.write_bytes(data)
-        second = await opened(tmp_path, 2)
-        assert sorted(second.places) == [0, 2]
-        assert result_at(second, 2) == entry(2).result
-        await second.close()
-
-    asyncio.run(scenario())
+async def test_damage_in_the_middle_costs_one_answer(tmp_path: Path) -> None:
+    first = await opened(tmp_path, 1)
+    for number in range(3):
+        await first.append(entry(number))
+    await first.close()
+    (path,) = segments(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[data.index(b'"n":1') + 4] ^= 1
+    path.write_bytes(data)
+    second = await opened(tmp_path, 2)
+    assert sorted(second.places) == [0, 2]
+    assert result_at(second, 2) == entry(2).result
+    await second.close()
 
 
-def test_a_closed_journal_takes_nothing(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        journal = await opened(tmp_path, 1)
-        await journal.close()
-        await journal.close()
-        with pytest.raises(OSError, match="closed"):
-            await journal.append(entry(0))
-        assert not journal.places
-
-    asyncio.run(scenario())
-
-
-def test_a_full_disk_ends_the_segment_and_the_next_begins_behind_it(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        journal = await opened(tmp_path, 1)
+async def test_a_closed_journal_takes_nothing(tmp_path: Path) -> None:
+    journal = await opened(tmp_path, 1)
+    await journal.close()
+    await journal.close()
+    with pytest.raises(OSError, match="closed"):
         await journal.append(entry(0))
-        segment = journal._segment
-        assert segment is not None
-        os.close(segment._fd)
-        segment._fd = os.open("/dev/full", os.O_WRONLY)
-        with pytest.raises(OSError, match="space"):
-            await journal.append(entry(1))
-        with pytest.raises(OSError, match="closed"):
-            await journal.append(entry(1))
-        await journal.close()
-        again = await opened(tmp_path, 1)
-        assert sorted(again.places) == [0]
-        await again.append(entry(1))
-        await again.close()
-        assert len(segments(tmp_path)) == 2
+    assert not journal.places
 
-    asyncio.run(scenario())
+
+async def test_a_full_disk_ends_the_segment_and_the_next_begins_behind_it(tmp_path: Path) -> None:
+    journal = await opened(tmp_path, 1)
+    await journal.append(entry(0))
+    segment = journal._segment
+    assert segment is not None
+    os.close(segment._fd)
+    segment._fd = os.open("/dev/full", os.O_WRONLY)
+    with pytest.raises(OSError, match="space"):
+        await journal.append(entry(1))
+    with pytest.raises(OSError, match="closed"):
+        await journal.append(entry(1))
+    await journal.close()
+    again = await opened(tmp_path, 1)
+    assert sorted(again.places) == [0]
+    await again.append(entry(1))
+    await again.close()
+    assert len(segments(tmp_path)) == 2
 
 
 class Owners(RuleBasedStateMachine):

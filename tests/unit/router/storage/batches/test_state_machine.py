@@ -1,7 +1,5 @@
 """The life of a batch: every legal way, every illegal one, the version as what orders them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -19,7 +19,7 @@ export async function follow({ tell, beat, connection, signal }) {
       if (tries === -1) continue; // streams end from time to time
     } catch (error) {
       if (signal.aborted || isRefused(error)) throw error;
-      why = error.name === "AbortError" ? "the router says nothing" : error.message;
+      why = error.name === "AbortError" ? "the router sends nothing" : error.message;
     }
     connection(false, why);
     await pause(RETRY_MS[Math.min(Math.max(tries, 0), RETRY_MS.length - 1)], signal);

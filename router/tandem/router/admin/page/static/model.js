@@ -34,7 +34,7 @@ function described(row, member, isRecord) {
 }
 
 function missing(member) {
-  const why = "it is wanted, and not there";
+  const why = "it should run, but is not there";
   return { worker: member.worker_id, role: member.role, state: "missing", level: "bad", why, member, isWanted: true };
 }
 

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from tandem.core.errors import TandemError
-from tandem.core.lifecycle import FinishReason
+from tandem.core.state_enums import FinishReason
 from tandem.router.api.http.responses.schemas import ResponseRequest
 from tandem.router.serving.response_stream import TokenUsage
 

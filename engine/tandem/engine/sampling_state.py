@@ -1,0 +1,78 @@
+"""Sampling state of one choice between steps. No tensors; the arithmetic is in sampler and logits_processors."""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+
+from tandem.core.sampling import SamplingParams
+
+
+class ChoiceSampling:
+    """Sampling state of one choice: its settings and the tokens it has seen.
+
+    `eos_token_ids` are the model's; `min_tokens` keeps them back.
+    """
+
+    __slots__ = (
+        "allowed_ids", "changes_scores", "choice", "counts", "ending", "has_bias", "has_filter", "has_mask",
+        "has_penalty", "is_plain", "new_ids", "params", "prompt", "prompt_ids", "recent", "words",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        choice: int,
+        prompt: Sequence[int],
+        outputs: Iterable[int] = (),
+        eos_token_ids: Collection[int] = (),
+    ) -> None:
+        self.params, self.choice = params, choice
+        self.has_penalty = bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0)
+        self.has_bias = bool(params.logit_bias)
+        self.has_filter = bool(params.top_k or params.top_p < 1.0 or params.min_p > 0.0)
+        self.has_mask = bool(params.min_tokens or params.bad_words or params.allowed_token_ids)
+        self.changes_scores = self.has_penalty or self.has_bias or self.has_mask
+        self.is_plain = params.is_greedy and not self.changes_scores and params.logprobs is None
+        self.prompt = frozenset(prompt) if params.repetition_penalty != 1.0 else frozenset()
+        self.prompt_ids = array("q", sorted(self.prompt))
+        self.counts: dict[int, int] = {}
+        self.new_ids = array("q")  # output tokens that the prompt does not have
+        self.allowed_ids = array("q", sorted(set(params.allowed_token_ids)))
+        self.ending = frozenset(_ending_tokens(params, eos_token_ids) if params.min_tokens else ())
+        self.words: dict[tuple[int, ...], set[int]] = {}  # the last tokens of bad words by what stands before them
+        for word in params.bad_words:
+            self.words.setdefault(word[:-1], set()).add(word[-1])
+        self.recent: deque[int] = deque(maxlen=max(map(len, self.words), default=0))
+        for token in outputs:
+            self.count(token)
+
+    def count(self, token: int) -> None:
+        """Record an output token."""
+        self.recent.append(token)
+        if not self.has_penalty:
+            return
+        seen = self.counts.get(token, 0)
+        self.counts[token] = seen + 1
+        if not seen and token not in self.prompt:
+            self.new_ids.append(token)
+
+    def banned(self, index: int, vocab_size: int) -> set[int]:
+        """Tokens that may not be output `index`: those that would end the answer too early, and last ones of bad words.
+
+        Empty where nothing would be left to choose: an answer that may not end goes on, with any allowed token.
+        """
+        banned = set(self.ending) if index < self.params.min_tokens else set()
+        if self.words:
+            recent = tuple(self.recent)
+            for before in {len(word) for word in self.words}:
+                if before <= len(recent):
+                    banned |= self.words.get(recent[len(recent) - before :], set())
+        has_none_left = banned.issuperset(self.allowed_ids) if self.allowed_ids else len(banned) >= vocab_size
+        return set() if has_none_left else banned
+
+
+def _ending_tokens(params: SamplingParams, eos_token_ids: Collection[int]) -> set[int]:
+    """Tokens that would end an answer."""
+    return {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}

@@ -1,0 +1,97 @@
+/* Columns [first, last) of a product of many rows with 8 bits on AVX2, in whole vectors of 8. Six rows meet 16 columns,
+   whose numbers are widened to 16 bits once for a block of rows: an instruction then adds two products a column in 32 bits,
+   exactly.
+
+   Of every four inner numbers the first and the third are a pair, and the second and the fourth:
+
+       wide[rows / 6][inner / 4][2][6] pairs        panel[inner / 4][2][columns] pairs */
+
+#pragma once
+
+#define TILE_ROWS 6
+#define PANEL_COLUMNS 16
+#define BLOCK_NUMBERS 98304 /* of rows that meet one panel after the other: they stay in a core's cache */
+
+struct many {
+    struct quantized product;
+    int32_t *wide;   /* room for the rows' pairs, of whole tiles of rows with `stride` numbers each */
+    int32_t *panels; /* room for PANEL_COLUMNS / 2 · stride pairs a thread */
+};
+
+/* Tiles [first, last) of the quantised rows as pairs. */
+FN void NAME(widen_tile)(const struct many *m, int64_t tile) {
+    const struct quantized *p = &m->product;
+    const uint32_t flip = 0x80808080u;
+    int32_t *wide = m->wide + tile * TILE_ROWS * (p->stride / 2);
+    for (int r = 0; r < TILE_ROWS; r++) {
+        const int64_t row = tile * TILE_ROWS + r;
+        const uint8_t *numbers = p->numbers + row * p->stride;
+        for (int64_t i = 0; i < p->stride; i += 4) {
+            uint32_t four = flip;
+            if (row < p->rows) memcpy(&four, numbers + i, sizeof four);
+            four ^= flip;
+            int32_t *out = wide + (i / 4) * 2 * TILE_ROWS + r;
+            const int16_t pairs[4] = {(int8_t)four, (int8_t)(four >> 16), (int8_t)(four >> 8), (int8_t)(four >> 24)};
+            memcpy(out, pairs, 4), memcpy(out + TILE_ROWS, pairs + 2, 4);
+        }
+    }
+}
+ENTRY void NAME(widen_tiles)(const struct many *m, int64_t first, int64_t last) {
+    for (int64_t tile = first; tile < last; tile++) NAME(widen_tile)(m, tile);
+}
+
+FN void NAME(widen_panel)(const struct quantized *p, int32_t *panel, int64_t column, const int VECTORS) {
+    const char *weight = p->weight + column / p->block * p->block_bytes + column % p->block * 4;
+    for (int64_t i = 0; i < p->inner; i += 4, weight += 4 * p->block, panel += 16 * VECTORS)
+        for (int v = 0; v < VECTORS; v++) {
+            const __m256i fours = Q(load)(weight + 32 * v);
+            _mm256_storeu_si256((void *)(panel + 8 * v), _mm256_srai_epi16(_mm256_slli_epi16(fours, 8), 8));
+            _mm256_storeu_si256((void *)(panel + 8 * (VECTORS + v)), _mm256_srai_epi16(fours, 8));
+        }
+}
+
+/* As text, for 12 sums: GCC would multiply for all rows first, and keep the sums on the stack. */
+#define ADD_PAIR(sums, x, left, right)                                                                                \
+    do {                                                                                                              \
+        __m256i first, second;                                                                                        \
+        __asm__("vpbroadcastd %4, %3\n\tvpmaddwd %5, %3, %2\n\tvpaddd %2, %0, %0\n\tvpmaddwd %6, %3, %3\n\tvpaddd %3, %1, %1" \
+                : "+x"((sums)[0]), "+x"((sums)[1]), "=&x"(first), "=&x"(second)                                       \
+                : "m"(x), "x"(left), "x"(right));                                                                     \
+    } while (0)
+
+FN void NAME(many_tile)(const struct many *m, const int32_t *panel, int64_t tile, int64_t column, const int VECTORS) {
+    const struct quantized *p = &m->product;
+    const int32_t *x = m->wide + tile * TILE_ROWS * (p->stride / 2);
+    __m256i sum[TILE_ROWS][2];
+#pragma GCC unroll 6
+    for (int r = 0; r < TILE_ROWS; r++) sum[r][0] = sum[r][1] = _mm256_setzero_si256();
+    for (int64_t pairs = (p->inner + 3) / 4 * 2; pairs; pairs--, panel += 8 * VECTORS, x += TILE_ROWS) {
+        const __m256i left = Q(load)(panel), right = Q(load)(panel + 8 * (VECTORS - 1));
+#pragma GCC unroll 6
+        for (int r = 0; r < TILE_ROWS; r++) ADD_PAIR(sum[r], x[r], left, right);
+    }
+    const int64_t row = tile * TILE_ROWS, rows = p->rows - row < TILE_ROWS ? p->rows - row : TILE_ROWS;
+    __m256i whole[TILE_ROWS][2]; /* an array that is indexed by a variable would keep the sums out of registers */
+#pragma GCC unroll 6
+    for (int r = 0; r < TILE_ROWS; r++) whole[r][0] = sum[r][0], whole[r][1] = sum[r][1];
+    for (int r = 0; r < rows; r++) Q(put)(p, row + r, column, whole + r, 1, VECTORS);
+}
+
+FN void NAME(many_panel)(const struct many *m, int32_t *panel, int64_t tile, int64_t end, int64_t column, const int VECTORS) {
+    NAME(widen_panel)(&m->product, panel, column, VECTORS);
+    for (; tile < end; tile++) NAME(many_tile)(m, panel, tile, column, VECTORS);
+}
+
+ENTRY void NAME(many_columns)(const struct many *m, int32_t *panel, int64_t first, int64_t last) {
+    const struct quantized *p = &m->product;
+    const int64_t tiles = (p->rows + TILE_ROWS - 1) / TILE_ROWS, fitting = BLOCK_NUMBERS / (TILE_ROWS * p->stride);
+    const int64_t together = fitting < 3 ? 3 : fitting;
+    for (int64_t tile = 0; tile < tiles; tile += together) {
+        const int64_t end = tile + together < tiles ? tile + together : tiles;
+        for (int64_t column = first; column < last;) {
+            if (last - column >= PANEL_COLUMNS && p->block - column % p->block >= PANEL_COLUMNS)
+                NAME(many_panel)(m, panel, tile, end, column, 2), column += PANEL_COLUMNS;
+            else NAME(many_panel)(m, panel, tile, end, column, 1), column += LANES;
+        }
+    }
+}
