@@ -3,6 +3,7 @@ nothing. One real fetch from the package index is in tests/e2e/test_readme.py.""
 
 import dataclasses
 import fcntl
+import math
 import os
 import signal
 import socket
@@ -203,7 +204,8 @@ def test_a_folder_that_cannot_be_is_named() -> None:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Make the toy the default model; return the messages."""
+    """Make the toy the default model; return the messages, with no progress lines however slow the machine is."""
+    monkeypatch.setattr(model_download, "_SAY_EVERY_S", math.inf)
     monkeypatch.setattr(model_download, "DEFAULT", TOY)
     monkeypatch.setitem(model_catalog.FETCHABLE, "toy", TOY)
     return []
