@@ -50,7 +50,7 @@ class CpuLibrary:
             return False
         if not self._is_tried:
             self._load()
-        return self._loaded is not None
+        return self.path != 0
 
     def call(self, numbers: Iterable[int], number: float = 0.0) -> int:
         """Call the function with addresses and sizes, each of 64 bits; other threads of Python run meanwhile."""
@@ -62,8 +62,12 @@ class CpuLibrary:
         return answer
 
     def choose_path(self, name: str) -> bool:
-        """For tests: use the named instructions (`avx512`, `avx2`; "" = the best) from now on; False without them."""
-        if not self.is_available() or self._loaded is None:
+        """For tests: use the named instructions (`avx512`, `avx2`; "" = the best) from now on; False without them.
+
+        By name there may be a path where "" has none: torch is faster than it on such a CPU.
+        """
+        self.is_available()
+        if self._loaded is None or not native.is_enabled():
             return False
         self.path = int(self._loaded.tandem_choose_path(name.encode()))
         return self.path != 0
@@ -74,8 +78,7 @@ class CpuLibrary:
             loaded.tandem_choose_path.argtypes = [ctypes.c_char_p]
             self._function = getattr(loaded, self._name)
             self._function.argtypes, self._function.restype = [ctypes.c_void_p, ctypes.c_float], ctypes.c_int
-            self.path = int(loaded.tandem_choose_path(b""))
-            self._loaded = loaded if self.path else None
+            self._loaded, self.path = loaded, int(loaded.tandem_choose_path(b""))
         self._is_tried = True
 
 

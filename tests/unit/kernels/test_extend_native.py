@@ -132,7 +132,7 @@ def test_a_window_larger_than_all_positions_hides_nothing(path, paged, randn) ->
     assert torch.equal(extend_attention(*given, scale=0.2, window=(1 << 32) + 5), plain)
 
 
-def test_other_types_and_widths_are_left_to_others(paged, randn) -> None:
+def test_other_types_and_widths_are_left_to_others(path, paged, randn) -> None:
     view = paged([4], dtype=torch.bfloat16, width=32).layer_view
     assert is_native(randn(4, 2, 32, dtype=torch.bfloat16), view)
     assert not is_native(randn(4, 2, 32), view)
