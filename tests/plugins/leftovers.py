@@ -47,8 +47,10 @@ class Leftovers:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _outliving(self) -> list[psutil.Process]:
+        """What belongs to the run, and all descendants: one in the middle of its exec has no environment yet."""
         workers = [p for p in psutil.Process().children() if "execnet" in command_of(p) or p.pid == self._keeper.pid]
-        return [process for process in belonging(self.run_id, self.folder) if process not in workers]
+        found = {*belonging(self.run_id, self.folder), *filter(is_running, psutil.Process().children(recursive=True))}
+        return [process for process in found if process not in workers]
 
 
 def belonging(run_id: str, folder: Path) -> list[psutil.Process]:
@@ -60,9 +62,16 @@ def belonging(run_id: str, folder: Path) -> list[psutil.Process]:
             is_ours = mark in (path / "environ").read_bytes().split(b"\0") or place in (path / "cmdline").read_bytes()
             if is_ours and int(path.name) != os.getpid():
                 process = psutil.Process(int(path.name))
-                if process.status() != psutil.STATUS_ZOMBIE:
+                if is_running(process):
                     found.append(process)
     return found
+
+
+def is_running(process: psutil.Process) -> bool:
+    """True unless it has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def command_of(process: psutil.Process) -> str:
