@@ -47,7 +47,7 @@ class Leftovers:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _outliving(self) -> list[psutil.Process]:
-        """What belongs to the run, and all descendants: one in the middle of its exec has no environment yet."""
+        """Processes of the run, and all descendants: one in the middle of its exec has no environment yet."""
         workers = [p for p in psutil.Process().children() if "execnet" in command_of(p) or p.pid == self._keeper.pid]
         found = {*belonging(self.run_id, self.folder), *filter(is_running, psutil.Process().children(recursive=True))}
         return [process for process in found if process not in workers]
