@@ -64,6 +64,7 @@ TARGETS: Mapping[str, Target] = {
         ),
         tests=(
             "tests/unit/core/test_prefill_queue.py", "tests/unit/engine/test_step_budget.py",
+            "tests/unit/engine/test_chunk_sizes.py",
             "tests/unit/engine/test_scheduler.py", "tests/unit/engine/test_begun_steps.py",
             "tests/unit/engine/test_ended_choices.py", "tests/unit/engine/test_engine.py",
             "tests/unit/engine/test_hand_over.py", "tests/unit/engine/test_prompt_logprobs.py",

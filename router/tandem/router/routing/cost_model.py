@@ -50,7 +50,7 @@ class Prefill:
     queue_s: float
     compute_s: float
     others_s: float
-    broken_s: float = 0.0
+    broken_s: float
     reuse_s: float = 0.0
 
     @property

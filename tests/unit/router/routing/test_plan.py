@@ -82,6 +82,10 @@ def test_who_is_no_further_from_the_best_takes_turns_with_it(score: float, wante
     assert chosen(PolicyName.COST, NEVER, options, [used, other], alike=1.0).decode == wanted
 
 
+def test_a_worker_that_reported_nothing_counts_as_idle() -> None:
+    assert m() == m(queued_tokens=0, queued_requests=0, in_flight=0, running=0, held_tokens=0)
+
+
 def test_among_those_that_take_turns_a_decode_worker_is_left_to_decode() -> None:
     used, other = m("m0", last_used=5), d("d0")
     options = [
