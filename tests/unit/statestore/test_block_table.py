@@ -231,6 +231,15 @@ def test_memory_is_looked_at_after_each_256_blocks() -> None:
     assert table.evicted > 0
 
 
+def test_a_table_without_entries_to_give_up_ends_its_look() -> None:
+    """The same blocks again take no memory, and a bound may be below that of empty dictionaries."""
+    table = BlockTable(0)
+    bit = table.open_slot()
+    table.add(bit, blocks([1] * 1000))
+    assert (table.entries, table.evicted) == (0, 1)
+    table.check_integrity()
+
+
 def test_a_call_gives_up_no_more_than_what_it_adds_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor more than a part of a dictionary beyond that, however far that one is past its bound: later calls go on."""
     monkeypatch.setattr(block_table, "_MAX_SHARED_MASKS", 8)
