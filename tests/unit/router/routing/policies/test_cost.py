@@ -174,6 +174,7 @@ def test_least_queue_least_batch_and_room_decide() -> None:
     assert plan(p("p0", queued_tokens=500), p("p1", queued_tokens=20), d()).prefill == "p1"
     assert plan(p(), d("d0", in_flight=4), d("d1", in_flight=3)).decode == "d1"
     assert plan(p(), d("d0", total_blocks=99, free_blocks=5), d("d1", total_blocks=99, free_blocks=90)).decode == "d1"
+    assert plan(p(), d("d0", total_blocks=1, free_blocks=0), d("d1", total_blocks=99, free_blocks=90)).decode == "d1"
     assert (
         plan(p("p0", prefill_speed=at(1000.0)), p("p1", prefill_speed=at(2000.0), queued_tokens=500), d()).prefill
         == "p1"
