@@ -29,6 +29,7 @@ from tandem.router.tokenization.chat_template import (
     UnendingTemplateError,
 )
 from tandem.router.tokenization.gguf_tokenizer import build_tokenizer, special_tokens
+from tandem.router.tokenization.template_sandbox import LongText, slices
 
 T = TypeVar("T")
 LONG_TEXT_CHARS = 4096
@@ -120,7 +121,7 @@ class Tokenizer:
             with suppress(UnendingTemplateError):  # the thread has more time
                 return self._encode(self.render_chat(messages, rendering, limit_s=_SHORT_RENDER_S), False)
         return await self._run(
-            lambda: self._encode_long(self.render_chat(messages, rendering), False, most_tokens, "messages")
+            lambda: self._encode_long(self._render_long(messages, rendering), False, most_tokens, "messages")
         )
 
     async def _run(self, work: Callable[[], T]) -> T:
@@ -133,10 +134,16 @@ class Tokenizer:
         *,
         limit_s: float = LONG_RENDER_S,
     ) -> str:
+        return self._chat_template().render(messages, rendering, limit_s=limit_s)
+
+    def _render_long(self, messages: Sequence[Mapping[str, Any]], rendering: Rendering) -> LongText:
+        return self._chat_template().render_long(messages, rendering, limit_s=LONG_RENDER_S)
+
+    def _chat_template(self) -> ChatTemplate:
         if self._template is None:
             why = "its folder has no chat template"
             raise InvalidRequestError("this model cannot chat", why=why, todo="use /v1/completions", param="messages")
-        return self._template.render(messages, rendering, limit_s=limit_s)
+        return self._template
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of `tokens` without special tokens; bytes that are no UTF-8 become U+FFFD."""
@@ -165,18 +172,18 @@ class Tokenizer:
             known = self._bytes[token] = self._bytes_of(token)
         return known
 
-    def _encode_long(self, text: str, add_special_tokens: bool, most_tokens: int, param: str) -> list[int]:
+    def _encode_long(self, text: str | LongText, add_special_tokens: bool, most_tokens: int, param: str) -> list[int]:
         if most_tokens and len(text) > LONG_CHARS * most_tokens:
             count = 0
-            for start in range(0, len(text), _COUNTED_CHARS):
-                count += len(self._encode(text[start : start + _COUNTED_CHARS], False))
+            for part in slices(text, _COUNTED_CHARS):
+                count += len(self._encode(part, False))
                 if count > most_tokens + most_tokens // 8:  # where it is cut are a few tokens more than in the whole
                     raise ContextLengthError(
                         f"the prompt has more than {most_tokens} tokens",
                         why=f"this model's context is {most_tokens} tokens, prompt and answer together",
                         todo="shorten the prompt", param=param,
                     )  # fmt: skip
-        ids = self._encode(text, add_special_tokens)
+        ids = self._encode(text if isinstance(text, str) else text.whole(), add_special_tokens)
         if len(ids) > _MANY_TOKENS:
             return_free_memory()
         return ids

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tandem.core.errors import InvalidRequestError, ModelError
-from tandem.router.tokenization import chat_template
+from tandem.router.tokenization import chat_template, template_sandbox
 from tandem.router.tokenization.chat_template import (
     MAX_VARIABLES_BYTES,
     MAX_VARIABLES_DEPTH,
@@ -232,6 +232,11 @@ async def test_one_that_does_not_end_for_some_chat_is_that_requests_error(tmp_pa
             "{{ 'a' + 'b' + 'c' + messages[0].role }}{{ 1 + 2 + 3 }}{{ [1] + [2] + [3] }}{{ 'a' + 'b' * (1 + 2) }}",
             "abcuser6[1, 2, 3]abbb",
         ),
+        (
+            "{{ 1 + 2 }}{% macro m(n) %}{{ n + '!' }}{% endmacro %}{{ m('a' + 'b') + m('c') }}{{ [1] + [2] }}",
+            "3ab!c![1, 2]",
+        ),
+        ("{% set one %}{{ 'a' + 'b' }}{% endset %}{{ one + one }}{{ 'x' if one == 'ab' }}", "ababx"),
         ("{{ none ~ 1 ~ true }}{{ messages[0]|tojson }}", 'None1True{"role": "user", "content": "good"}'),
         (
             "{{ messages|map(attribute='content')|join('|') }}{{ 'x'|center(5)|trim }}{{ 'a'|indent(2, true) }}",
@@ -247,7 +252,7 @@ def test_a_large_chat_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     template = ChatTemplate("{% for m in messages %}{{ '<' + m.role + '>' + m.content ~ '\n' }}{% endfor %}", {})
     text = template.render([{"role": "user", "content": "a" * 500}] * 8192, limit_s=60)
     assert len(text) == 8192 * 508 - 8192
-    monkeypatch.setattr(chat_template, "MAX_SIZE", 1000)
+    monkeypatch.setattr(template_sandbox, "MAX_SIZE", 1000)
     with pytest.raises(InvalidRequestError, match="makes too much"):
         template.render([{"role": "user", "content": "a" * 500}] * 3)
 
@@ -260,8 +265,12 @@ def test_long_texts_of_all_characters_come_out_as_they_went_in() -> None:
 
 
 def test_texts_and_numbers_are_not_added() -> None:
-    with pytest.raises(InvalidRequestError, match="can only concatenate str"):
-        ChatTemplate("{{ 'a' + 'b' + (messages|length if messages[0].content == 'good' else 'c') }}", {}).render(GOOD)
+    for source in (
+        "{{ 'a' + 'b' + (messages|length if messages[0].content == 'good' else 'c') }}",
+        "{{ messages[0].role + messages|length }}",
+    ):
+        with pytest.raises(InvalidRequestError, match="can only concatenate str"):
+            ChatTemplate(source, {}).render(GOOD)
 
 
 def model_with_template(folder: Path, source: str) -> Any:
