@@ -16,6 +16,8 @@ from torch.nn import functional
 
 from tandem.core.errors import ConfigError
 from tandem.engine.model_config import QUANTISATIONS, ModelConfig
+from tandem.kernels.float_linear import LIBRARY as FLOAT_LINEAR
+from tandem.kernels.float_linear import FloatLinear
 from tandem.kernels.prepacked_linear import PrepackedLinear, packs
 from tandem.kernels.quantized_linear import (
     BITS,
@@ -90,6 +92,7 @@ def make_linear(
 
     On CPU, oneDNN's packed layout is up to three times as fast as torch's own call (see `bench/model_step`), and few
     rows of bfloat16 are multiplied from the same bytes by C code; below AVX-512 bfloat16 is multiplied as float32.
+    float32 is multiplied by C code where there is some, which rounds half as much as oneDNN.
     With `is_deterministic` (on the CPU) a row's result does not depend on the other rows, bit for bit; then a weight in
     bfloat16 is copied, one in fp32 kept. With `quantize` (on the CPU) the weight becomes one of 8 or 4 bits.
     """
@@ -101,6 +104,8 @@ def make_linear(
         if weight.dtype is torch.bfloat16:
             return RepeatableLinear(weight, bias)
         return partial(deterministic_linear, weight=weight, bias=bias)
+    if weight.device.type == "cpu" and weight.dtype is torch.float32 and FLOAT_LINEAR.serves():
+        return FloatLinear(weight, bias)
     if weight.device.type == "cpu" and (packs(weight.dtype) or weight.dtype is torch.bfloat16):
         return PrepackedLinear(weight, bias)
     return partial(functional.linear, weight=weight, bias=bias)
