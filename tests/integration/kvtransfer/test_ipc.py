@@ -1,11 +1,13 @@
 """Features of `cuda_ipc` beyond the conformance suite, on its twin in host memory: the ring in the sender's memory,
 reads from it while it is taken back, and the checksum that the device takes."""
 
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from tandem.kvtransfer import frame_checks
 from tandem.kvtransfer.events import Failed, Quiesced, SendCompleted, SendFailed, Verified
 from tandem.kvtransfer.frame import Checksum, encode
 from tandem.kvtransfer.probed_connection import PINGS, ProbedConnection
+from tandem.kvtransfer.transports import ipc
 from tandem.kvtransfer.transports.base import LinkClosedError, Peer
 from tandem.kvtransfer.transports.device_memory import HostMemory
 from tandem.kvtransfer.transports.ipc import MAX_IPC_PAYLOAD_BYTES, PRELUDE, IpcLink
@@ -229,7 +232,21 @@ def test_it_is_measured_without_a_way_over_the_host(rig: Rig) -> None:
     line._thread.join()
 
 
-def test_the_ring_outlives_its_link_while_it_is_read(rig: Rig) -> None:
+class Poll:
+    """A poll object that notes how long it is waited for."""
+
+    def __init__(self, waits_ms: list[float | None]) -> None:
+        self._poll, self._waits_ms = select.poll(), waits_ms
+        self.register = self._poll.register
+
+    def poll(self, within_ms: float | None) -> list[tuple[int, int]]:
+        self._waits_ms.append(within_ms)
+        return self._poll.poll(within_ms)
+
+
+def test_the_ring_outlives_its_link_while_it_is_read(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits_ms: list[float | None] = []
+    monkeypatch.setattr(ipc, "select", SimpleNamespace(poll=lambda: Poll(waits_ms), POLLIN=select.POLLIN))
     source, target, sender, _receiver, ticket = begin(rig)
     target.pools[G0].write_gate.clear()
     sender.push(ticket.transfer, G0, ids(range(8)), ids(range(8)), range(4))
@@ -239,6 +256,7 @@ def test_the_ring_outlives_its_link_while_it_is_read(rig: Rig) -> None:
     assert isinstance(source.event(), SendFailed)
     assert ring.staging.tensor is not None
     assert any(thread.name == "kv-ipc-free" for thread in threading.enumerate())
+    assert waits_ms[0] == ipc.WAKE_S * 1000
     target.pools[G0].write_gate.set()
     assert isinstance(target.event(), Failed)
     wait_for(lambda: not any(thread.name == "kv-ipc-free" for thread in threading.enumerate()))

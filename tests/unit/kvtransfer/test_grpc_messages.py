@@ -84,6 +84,11 @@ def test_every_frame_arrives_in_order_with_its_payload(frames: list[Frame]) -> N
         assert sum(frame.payload_bytes > 0 for frame, _ in split_message(message)) <= 1
 
 
+def test_the_largest_frame_is_a_message_that_is_let_in() -> None:
+    (message,) = pack(make_frame(1, FrameKind.DATA, MAX_PAYLOAD_BYTES, MAX_FRAME_BLOCKS))
+    assert len(message) <= MAX_MESSAGE_BYTES
+
+
 def test_an_open_leaves_though_nothing_follows() -> None:
     outbox: queue.SimpleQueue[FramePart | None] = queue.SimpleQueue()
     packing = pack_messages(outbox)
