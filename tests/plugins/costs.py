@@ -54,13 +54,14 @@ def measured(loop: asyncio.AbstractEventLoop) -> Iterator[Cost]:
         ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # the peak is now
     before = _status_bytes("VmRSS")
+    beats.start_clock()
     loop.call_soon_threadsafe(beats.begin)
     try:
         yield cost
     finally:
+        cost.longest_turn_s = beats.longest_by_now_s()
         loop.call_soon_threadsafe(beats.end)
         cost.grown_bytes = max(0, _status_bytes("VmHWM") - before)
-        cost.longest_turn_s = beats.longest_s
 
 
 class _Beats:
@@ -70,11 +71,18 @@ class _Beats:
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
         self._last_s = 0.0
-        self.longest_s = 0.0
+        self._longest_s = 0.0
+
+    def start_clock(self) -> None:
+        """Count from here: the first turn may be over before the loop comes to `begin`."""
+        self._last_s = time.process_time()
 
     def begin(self) -> None:
-        self._last_s = time.process_time()
-        self._timer = self._loop.call_later(_BEAT_S, self._beat)
+        self._beat()
+
+    def longest_by_now_s(self) -> float:
+        """The longest turn, that of now among them: the loop may not have come to a beat since."""
+        return max(self._longest_s, time.process_time() - self._last_s)
 
     def end(self) -> None:
         if self._timer is not None:
@@ -82,7 +90,7 @@ class _Beats:
 
     def _beat(self) -> None:
         now_s = time.process_time()
-        self.longest_s = max(self.longest_s, now_s - self._last_s)
+        self._longest_s = max(self._longest_s, now_s - self._last_s)
         self._last_s = now_s
         self._timer = self._loop.call_later(_BEAT_S, self._beat)
 

@@ -26,7 +26,7 @@ NEEDED: dict[str, dict[str, Any]] = {
 }
 TEXT = '"input":[{"role":"assistant","content":[{"type":"output_text","text":"",'
 INSIDE: dict[str, list[tuple[str, str]]] = {
-    "createChatCompletion": [('"messages":[{"role":"user","content":', '}]')],
+    "createChatCompletion": [('"messages":[{"role":"user","content":', '}]'), ('"chat_template_kwargs":{"a":', '}')],
     "createResponse": [
         ('"input":[{"role":"user","content":', '}]'),
         ('"input":[{"type":"reasoning","summary":', '}]'),
@@ -37,7 +37,7 @@ INSIDE: dict[str, list[tuple[str, str]]] = {
         (TEXT + '"logprobs":[{"token":"a","logprob":1,"bytes":', '}]}]}]'),
         (TEXT + '"logprobs":[{"token":"a","logprob":1,"top_logprobs":', '}]}]}]'),
     ],
-    "tokenize": [('"messages":[{"role":"user","content":', '}]')],
+    "tokenize": [('"messages":[{"role":"user","content":', '}]'), ('"chat_template_kwargs":{"a":', '}')],
 }  # fmt: skip
 """Where more than the fields themselves can be wrong."""
 READS = [one for one in OPERATIONS if one.body is not None]

@@ -1,7 +1,8 @@
 """Test the guarded port of a worker, protocol versions and a load that hangs."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc
 from tandem.workerhost import host as hosting
 from tandem.workerhost import rank_group
-from tandem.workerhost.auth import MAX_CHECKS, SecretInterceptor
+from tandem.workerhost.auth import MAX_CHECKS, MAX_WATCHES, SecretInterceptor
 from tandem.workerhost.host import WorkerHost
 from tandem.workerhost.peer_channels import PeerChannels
 from tandem.workerhost.relay import SERVICE
@@ -116,8 +117,12 @@ async def test_a_worker_that_does_not_know_the_secret_hears_nothing_of_a_peer() 
     assert heard == []
 
 
-async def test_health_checks_are_open_few_at_a_time_and_short() -> None:
-    """A check without a request message is ended by a deadline, and there is room for the next."""
+LIVE = health_pb2.HealthCheckRequest(service="live")
+
+
+@asynccontextmanager
+async def health_channel() -> AsyncIterator[grpc.aio.Channel]:
+    """A channel to a worker's port that has a health service alone."""
     checks = health.aio.HealthServicer()  # type: ignore[attr-defined]
     await checks.set("live", health_pb2.HealthCheckResponse.SERVING)
     server = grpc.aio.server(interceptors=(SecretInterceptor(SECRET, lambda: Backend().info),))
@@ -126,17 +131,44 @@ async def test_health_checks_are_open_few_at_a_time_and_short() -> None:
     await server.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            stub: Any = health_pb2_grpc.HealthStub(channel)
-            ask = health_pb2.HealthCheckRequest(service="live")
-            assert (await stub.Check(ask)).status == health_pb2.HealthCheckResponse.SERVING
-            assert (await anext(aiter(stub.Watch(ask)))).status == health_pb2.HealthCheckResponse.SERVING
-            dial: Any = channel.stream_unary("/grpc.health.v1.Health/Check", None, None)
-            silent = [dial() for _ in range(MAX_CHECKS + 1)]
-            codes = await asyncio.gather(*(call.code() for call in silent))
-            assert sorted(code.name for code in codes) == ["DEADLINE_EXCEEDED"] * MAX_CHECKS + ["RESOURCE_EXHAUSTED"]
-            assert (await stub.Check(ask)).status == health_pb2.HealthCheckResponse.SERVING
+            yield channel
     finally:
         await server.stop(0)
+
+
+async def test_health_checks_are_open_few_at_a_time_and_short() -> None:
+    """A check without a request message is ended by a deadline, and there is room for the next."""
+    async with health_channel() as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        assert (await stub.Check(LIVE)).status == health_pb2.HealthCheckResponse.SERVING
+        dial: Any = channel.stream_unary("/grpc.health.v1.Health/Check", None, None)
+        silent = [dial() for _ in range(MAX_CHECKS + 1)]
+        codes = await asyncio.gather(*(call.code() for call in silent))
+        assert sorted(code.name for code in codes) == ["DEADLINE_EXCEEDED"] * MAX_CHECKS + ["RESOURCE_EXHAUSTED"]
+        assert (await stub.Check(LIVE)).status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_health_is_watched_by_few_at_a_time() -> None:
+    async with health_channel() as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        watches = [stub.Watch(LIVE) for _ in range(MAX_WATCHES)]
+        for watch in watches:
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Watch(LIVE).read()
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (await stub.Check(LIVE)).status == health_pb2.HealthCheckResponse.SERVING
+        watches[0].cancel()
+
+        async def watched_again() -> bool:
+            try:
+                return bool((await stub.Watch(LIVE).read()).status == health_pb2.HealthCheckResponse.SERVING)
+            except grpc.aio.AioRpcError:
+                return False
+
+        async with asyncio.timeout(60):  # the worker hears of the cancelled one a little later
+            while not await watched_again():
+                pass
 
 
 async def test_a_router_that_leaves_is_reported() -> None:
