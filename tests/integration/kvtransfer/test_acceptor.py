@@ -4,9 +4,11 @@ import contextlib
 import logging
 import os
 import resource
+import select
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +38,34 @@ def test_connections_are_taken_again_once_there_are_descriptors(
     acceptor = Acceptor(listening, serve, transport="test", limit=4)
     acceptor.start()
     usual = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client, caplog.at_level(logging.WARNING):
-        client.settimeout(30)
-        lowest_free = os.dup(client.fileno())
-        os.close(lowest_free)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, usual[1]))
+    held: list[int] = []
+    with ExitStack() as stack, caplog.at_level(logging.WARNING):
+        clients = [stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) for _ in range(8)]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (clients[-1].fileno() + 1, usual[1]))
         try:
-            client.connect(str(tmp_path / "sock"))
-            wait_for(lambda: bool(failures()))
+            for client in clients:  # what another thread closes meanwhile lets one in
+                client.settimeout(30)
+                take_all_descriptors(held)
+                client.connect(str(tmp_path / "sock"))
+                readable = select.poll()
+                readable.register(client, select.POLLIN)
+                wait_for(lambda: failures() or readable.poll(0))  # noqa: B023 - called within this turn
+                if failures():
+                    break
+            assert failures()
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+            for one in held:
+                os.close(one)
         assert client.recv(100) == b"welcome"
     acceptor.close()
+
+
+def take_all_descriptors(held: list[int]) -> None:
+    """Take those that are free below the limit."""
+    with suppress(OSError):
+        while True:
+            held.append(os.dup(0))
 
 
 def test_strangers_keep_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,11 +25,12 @@ from tandem.router.tokenization.chat_template import (
     LONG_RENDER_S,
     THOUGHT_NAMES,
     ChatTemplate,
+    LongText,
     Rendering,
     UnendingTemplateError,
+    slices,
 )
 from tandem.router.tokenization.gguf_tokenizer import build_tokenizer, special_tokens
-from tandem.router.tokenization.template_sandbox import LongText, slices
 
 T = TypeVar("T")
 LONG_TEXT_CHARS = 4096
