@@ -124,6 +124,8 @@ def _runner(model: Path, dtype: str, quantize: str) -> ModelRunner:
 
 def _requantised(file: Path, folder: Path) -> Iterator[tuple[str, Path]]:
     """Folders with the model's numbers after a GGUF type, of every matrix."""
+    if not GGUF:
+        return
     import gguf
     from safetensors.torch import save_file
     from transformers import AutoConfig, AutoModelForCausalLM
