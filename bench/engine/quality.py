@@ -38,7 +38,7 @@ def measured(windows: int = 0) -> list[Row]:
         runner = ModelRunner(
             model_dir=MODEL, dtype=dtype, quantize=quantize, num_blocks=WINDOW // 16, max_model_len=WINDOW
         )
-        logits = [_logits(runner, text) for text in texts]
+        logits = [logits_of(runner, text) for text in texts]
         surprise = sum(_surprise(each, text) for each, text in zip(logits, texts, strict=True)) / len(texts)
         plain, first = plain or logits, first or math.exp(surprise)
         rows.append(Row(_CASE, f"{name}: perplexity, of fp32's", math.exp(surprise), "", first))
@@ -91,12 +91,11 @@ def _perplexities(rows: Sequence[Row]) -> Iterator[tuple[str, float]]:
             yield name, row.value
 
 
-def _logits(runner: ModelRunner, text: Sequence[int]) -> Tensor:
-    table = range(runner.num_blocks[0])
-    batch = StepBatch(
-        list(text), list(range(len(text))), [SeqSlice(len(text), len(text), (table,))], list(range(len(text)))
-    )
-    return runner.forward(batch)
+def logits_of(runner: ModelRunner, tokens: Sequence[int], start: int = 0, rows: Sequence[int] | None = None) -> Tensor:
+    """Compute the logits of `rows` (None = all) of tokens that follow the first `start` tokens of the only sequence."""
+    end, wanted = start + len(tokens), list(range(len(tokens)) if rows is None else rows)
+    sequence = SeqSlice(len(tokens), end, (range(runner.num_blocks[0]),))
+    return runner.forward(StepBatch(list(tokens), list(range(start, end)), [sequence], wanted))
 
 
 def _surprise(logits: Tensor, text: Sequence[int]) -> float:

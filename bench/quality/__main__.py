@@ -18,21 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bench.engine.quality import PRECISIONS, logits_of
 from bench.quality.texts import KINDS, QUESTIONS, windows
 from bench.report import Row, arguments_of, publish
 from tandem.controlplane.model_catalog import SMOLLM2
 from tandem.controlplane.model_download import pull
 from tandem.engine.runner import ModelRunner
-from tandem.engine.runner_protocol import SeqSlice, StepBatch
 from tandem.router.tokenization.tokenizer import Tokenizer
 
-OURS = {
-    "fp32": ("float32", "none"),
-    "bf16": ("bfloat16", "none"),
-    "int8": ("bfloat16", "int8"),
-    "int4": ("bfloat16", "int4"),
-}
-"""Compute dtype and quantisation."""
+OURS = {name: (dtype, quantize) for name, dtype, quantize in PRECISIONS}
 GGUF = ("Q8_0", "Q4_1", "Q4_0")
 WINDOW, BLOCK = 512, 16
 ANSWER_TOKENS = 160
@@ -150,27 +144,16 @@ def _requantised(file: Path, folder: Path) -> Iterator[tuple[str, Path]]:
         yield name, made
 
 
-def logits_of(runner: ModelRunner, text: Sequence[int]) -> Tensor:
-    """Of every position of a text that begins a sequence."""
-    return _forward(runner, text, 0, range(len(text)))
-
-
 def greedy(runner: ModelRunner, prompt: Sequence[int], most: int, tokenizer: Tokenizer) -> list[int]:
     """Up to `most` tokens of the answer, the end token among them."""
     end = tokenizer.encode_now("<|im_end|>", add_special_tokens=False)
     found: list[int] = []
-    logits = _forward(runner, prompt, 0, [len(prompt) - 1])
+    logits = logits_of(runner, prompt, 0, [len(prompt) - 1])
     while True:
         found.append(int(logits[-1].argmax()))
         if len(found) == most or found[-1] in end:
             return found
-        logits = _forward(runner, found[-1:], len(prompt) + len(found) - 1, [0])
-
-
-def _forward(runner: ModelRunner, tokens: Sequence[int], start: int, rows: Sequence[int]) -> Tensor:
-    end = start + len(tokens)
-    sequence = SeqSlice(len(tokens), end, (range(-(-end // BLOCK)),))
-    return runner.forward(StepBatch(list(tokens), list(range(start, end)), [sequence], list(rows)))
+        logits = logits_of(runner, found[-1:], len(prompt) + len(found) - 1)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,11 @@ def test_connections_are_taken_again_once_there_are_descriptors(
     def failures() -> list[Any]:
         return [record for record in caplog.records if record.message.startswith("transfer_accept_failed")]
 
+    def failed_or_readable(client: socket.socket) -> bool:
+        readable = select.poll()
+        readable.register(client, select.POLLIN)
+        return bool(failures() or readable.poll(0))
+
     acceptor = Acceptor(listening, serve, transport="test", limit=4)
     acceptor.start()
     usual = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -47,9 +53,7 @@ def test_connections_are_taken_again_once_there_are_descriptors(
                 client.settimeout(30)
                 take_all_descriptors(held)
                 client.connect(str(tmp_path / "sock"))
-                readable = select.poll()
-                readable.register(client, select.POLLIN)
-                wait_for(lambda: failures() or readable.poll(0))  # noqa: B023 - called within this turn
+                wait_for(partial(failed_or_readable, client))
                 if failures():
                     break
             assert failures()

@@ -1,4 +1,4 @@
-"""Products in float32 whose sums are made in parts, against float64."""
+"""Test float_linear against float64."""
 
 import pytest
 import torch

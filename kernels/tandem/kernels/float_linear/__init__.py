@@ -2,7 +2,7 @@
 
 Libraries sum the whole inner dimension in one chain, which rounds twice as much as chains of a few hundred numbers do:
 with SmolLM2-135M, logits were 2.3e-5 (rms) from those of float64, against 1.3e-5 here and 1.2e-5 of transformers.
-Measured on one core against oneDNN with one chain: 0.6 to 0.95 of its time for 1 to 8 rows, 0.9 to 1.15 for more.
+What that costs in time is in docs/adr/0050-float32-sums-in-parts.md.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class FloatLinear:
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.columns, self.inner = weight.shape
         self._bias = None if bias is None else bias.contiguous()
-        most = _MAX_PART_AVX2 if LIBRARY.serves() and LIBRARY.path == _AVX2 else MAX_PART
+        most = _MAX_PART_AVX2 if LIBRARY.is_available() and LIBRARY.path == _AVX2 else MAX_PART
         parts = -(-self.inner // most) or 1
         self.part = -(-self.inner // parts) or 1
         missing, panels = -self.columns % LANES, -(-self.columns // LANES)
@@ -51,7 +51,7 @@ class FloatLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.shape[0]
-        if not self.inner or not LIBRARY.serves():
+        if not self.inner or not LIBRARY.is_available():
             plain = self._packed.transpose(1, 2).reshape(self._packed.shape[0] * LANES, self.inner)
             return float_linear_reference(x, plain[: self.columns], self._bias, self.part)
         if x.stride(1) != 1:

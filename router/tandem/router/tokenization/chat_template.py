@@ -100,7 +100,7 @@ class ChatTemplate:
         return self.render_long(messages, rendering, limit_s=limit_s).whole()
 
     def render_long(self, messages: Sequence[Mapping[str, Any]], rendering: Rendering, *, limit_s: float) -> LongText:
-        """As `render`, of a chat whose prompt may be too long to be made."""
+        """Render as `render` does, but keep a long prompt in UTF-8 until the caller asks for the whole text."""
         self._check(rendering)
         chat = [{key: value for key, value in message.items() if value is not None} for message in messages]
         if rendering.continues_last:
