@@ -58,6 +58,7 @@ def test_the_map_has_every_point_once_with_every_way(points: list[Point]) -> Non
         assert point.splits[MIXED] == "3M"
 
 
+@pytest.mark.slow
 def test_a_slow_link_makes_pairs_no_better(points: list[Point]) -> None:
     def always(link: float) -> float:
         return sum(point.by_way["always"] for point in points if point.link_bytes_per_s == link)
@@ -69,6 +70,7 @@ def test_most_per_s_falls_with_every_length() -> None:
     assert most_per_s(SLOW, 1000, 100, 0.05) > most_per_s(SLOW, 2000, 100, 0.05) > most_per_s(SLOW, 2000, 300, 0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", [".svg", ".png"])
 def test_pictures_are_written(tmp_path: Path, rows: list[SplitRow], points: list[Point], ending: str) -> None:
     head = {".svg": b"<?xml", ".png": b"\x89PNG"}[ending]

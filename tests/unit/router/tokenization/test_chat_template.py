@@ -192,8 +192,8 @@ GROWS = {
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_template, "LONG_RENDER_S", 0.5)
-    monkeypatch.setattr(ChatTemplate.render, "__kwdefaults__", {"limit_s": 0.5})
+    monkeypatch.setattr(chat_template, "LONG_RENDER_S", 0.1)
+    monkeypatch.setattr(ChatTemplate.render, "__kwdefaults__", {"limit_s": 0.1})
 
 
 @pytest.mark.parametrize("source", {**LOOPS, **GROWS}.values(), ids={**LOOPS, **GROWS}.keys())
