@@ -16,11 +16,9 @@ from tandem.core.errors import StartupError
 from tandem.core.gguf.model_files import GgufModel, is_gguf
 from tandem.core.kv_layout import DTYPE_BYTES
 from tandem.engine.memory_plan import AutomaticKV, StepBounds, plan_memory
-from tandem.engine.model_config import ModelConfig, read_model_config, tp_refusal
+from tandem.engine.model_config import WEIGHT_BYTES, ModelConfig, read_model_config, tp_refusal
 from tandem.engine.model_source import weight_files
 from tandem.engine.pool_plan import context_length, human_size, kv_layout, kv_tokens, plan_blocks
-
-_QUANTISED_BYTES = {"int8": 1.0, "int4": 0.5}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +88,7 @@ def _may_have_gpu(settings: WorkerSection) -> bool:
 def _weight_bytes(model_dir: Path, model: ModelConfig, dtype: str, quantize: str) -> int:
     """Compute the bytes that loaded weights take: from the sizes of safetensors files, which hold the model's dtype, or
     from the shapes of a GGUF model's tensors."""
-    each = _QUANTISED_BYTES.get(quantize, DTYPE_BYTES[dtype])
+    each = WEIGHT_BYTES.get(quantize, DTYPE_BYTES[dtype])
     if is_gguf(model_dir):
         gguf = GgufModel(model_dir)
         return int(sum(math.prod(gguf.tensor(name).shape) for name in gguf.file_of) * each)

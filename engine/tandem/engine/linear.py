@@ -20,7 +20,7 @@ from tandem.kernels.float_linear import LIBRARY as FLOAT_LINEAR
 from tandem.kernels.float_linear import FloatLinear
 from tandem.kernels.prepacked_linear import PrepackedLinear, packs
 from tandem.kernels.quantized_linear import (
-    BITS,
+    FORMATS,
     QuantizedLinear,
     QuantizedWeight,
     Unpacked,
@@ -46,19 +46,27 @@ class Quantizer:
     """
 
     def __init__(self, kind: str, *, is_exact: bool = False) -> None:
-        self._bits, self._is_exact, self._unpacked = BITS[kind], is_exact, Unpacked()
+        self._bits, self._row_bits = FORMATS[kind]
+        self._is_exact, self._unpacked = is_exact, Unpacked()
 
     def weight(self, tensor: Tensor) -> QuantizedWeight:
         """`tensor` [out_features, in_features], quantised; it may be freed."""
         return QuantizedWeight(tensor, self._bits)
 
     def linear(self, weight: QuantizedWeight, bias: Tensor | None) -> QuantizedLinear:
-        return QuantizedLinear(weight, bias, unpacked=self._unpacked, is_exact=self._is_exact)
+        return QuantizedLinear(
+            weight, bias, unpacked=self._unpacked, is_exact=self._is_exact, row_bits=self._row_bits
+        )
 
     def bytes_of(self, shapes: Iterable[tuple[int, int]]) -> int:
         """Memory of quantised weights of these shapes, and what products of many rows need beside them."""
         every = list(shapes)
         return sum(packed_bytes(*shape, self._bits) for shape in every) + unpacked_bytes(every, self._bits)
+
+
+def format_of(kind: str) -> str:
+    """The bits of weights and rows of `--quantize kind`, as in "w8a16": workers of other bits compute other KV."""
+    return "none" if kind == "none" else "w{}a{}".format(*FORMATS[kind])
 
 
 def quantizer_for(

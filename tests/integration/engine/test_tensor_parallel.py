@@ -30,9 +30,11 @@ ROOT = Path(__file__).resolve().parents[3]
 SIZES = (2, *some_of((4, 8), 1, "sizes of groups"))
 BLOCK_TOKENS, NUM_BLOCKS = 8, 64
 CLOSE = 1e-4
-QUANTISED = {"int8": 0.04, "int4": 0.35}
+QUANTISED = {"int8": 0.04, "w8a8": 0.04, "int4": 0.35}
 """And how far from fp32's half of their tokens' logits may be, as a share of their norm."""
-OF_QUANTISED = (("odd vocabulary", "int8"), ("odd vocabulary", "int4"), ("experts", "int4"), ("sinks", "int8"))
+OF_QUANTISED = (
+    ("odd vocabulary", "int8"), ("odd vocabulary", "int4"), ("experts", "int4"), ("sinks", "int8"), ("experts", "w8a8"),
+)  # fmt: skip
 CLEAR = 1e-3
 """Greedy tokens must be equal where the best logit is this far ahead of the second."""
 

@@ -12,7 +12,7 @@ HEADS, KV_HEADS, HEAD_DIM, WIDTH, INNER = 6, 2, 32, 160, 448
 
 
 def parts(
-    randn, *, has_bias: bool, bits: int = 16, width: int = WIDTH, inner: int = INNER, heads: int = HEADS,
+    randn, *, has_bias: bool, bits: int = 16, row_bits: int = 8, width: int = WIDTH, inner: int = INNER, heads: int = HEADS,
     kv_heads: int = KV_HEADS, mixed_heads: int = HEADS,
 ) -> LayerParts:  # fmt: skip
     """`mixed_heads` is what o takes: other than `heads` in a layer that contradicts itself."""
@@ -22,7 +22,7 @@ def parts(
         weight = (randn(columns, inner) / inner**0.5).bfloat16()
         if bits == 16:
             return PrepackedLinear(weight, bias)
-        return QuantizedLinear(QuantizedWeight(weight, bits), bias, unpacked=Unpacked())
+        return QuantizedLinear(QuantizedWeight(weight, bits), bias, unpacked=Unpacked(), row_bits=row_bits)
 
     return LayerParts(
         input_norm=1 + randn(width, dtype=torch.bfloat16) / 4, mlp_norm=1 + randn(width, dtype=torch.bfloat16) / 4,

@@ -24,9 +24,9 @@ def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize("count", [1, 2, 7, MOST_ROWS])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("bits", [16, 8, 4])
-def test_rows_are_what_their_parts_make_of_them(randn, bits, has_bias, threads, count) -> None:
-    layer = parts(randn, has_bias=has_bias, bits=bits)
+@pytest.mark.parametrize(("bits", "row_bits"), [(16, 16), (8, 8), (8, 16), (4, 8)])
+def test_rows_are_what_their_parts_make_of_them(randn, bits, row_bits, has_bias, threads, count) -> None:
+    layer = parts(randn, has_bias=has_bias, bits=bits, row_bits=row_bits)
     row = fused(layer)
     if row.most_rows < count:
         pytest.skip("with a matrix unit several rows go another way")
@@ -51,8 +51,11 @@ def test_rows_are_what_their_parts_make_of_them(randn, bits, has_bias, threads, 
 @pytest.mark.parametrize("count", [33, 64, 301])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_any_number_of_rows_passes_weights_of_8_bits_to_the_last_bit(randn, has_bias, threads, count) -> None:
-    layer = parts(randn, has_bias=has_bias, bits=8)
+@pytest.mark.parametrize("row_bits", [8, 16])
+def test_any_number_of_rows_passes_weights_of_8_bits_to_the_last_bit(
+    randn, row_bits, has_bias, threads, count
+) -> None:
+    layer = parts(randn, has_bias=has_bias, bits=8, row_bits=row_bits)
     row = fused(layer)
     if prefers_onednn():
         pytest.skip("with a matrix unit many rows are oneDNN's")
@@ -90,7 +93,7 @@ def test_weights_that_are_not_all_of_8_bits_take_few_rows(randn) -> None:
 
 
 def test_wide_rows_are_fewer_for_the_stack(randn, monkeypatch) -> None:
-    monkeypatch.setattr(rows, "_MOST_TOGETHER", 3 * max(WIDTH, INNER) + 1)
+    monkeypatch.setattr(rows, "_MOST_TOGETHER", 6 * max(WIDTH, INNER) + 1)
     row = fused(parts(randn, has_bias=False))
     assert row.most_rows == (1 if cpu_level() is CpuLevel.AMX else 3)
 

@@ -17,6 +17,7 @@ from tandem.core.kv_compatibility import Fingerprint
 from tandem.core.logs import event
 from tandem.core.start_times import StartPhase
 from tandem.engine.kv_pool import PoolCopies
+from tandem.engine.linear import format_of
 from tandem.engine.memory_plan import AutomaticKV, StepBounds
 from tandem.engine.model_config import read_model_config
 from tandem.engine.model_source import ModelSource, fingerprint
@@ -87,7 +88,9 @@ def load_model(
         has_graphs=settings.has_cuda_graphs,
     )
     source = ModelSource(name=config.model, path=folder, commit=config.commit)
-    identity = fingerprint(source, runner.config, compute_dtype=runner.dtype, weight_quantisation=runner.quantize)
+    identity = fingerprint(
+        source, runner.config, compute_dtype=runner.dtype, weight_quantisation=format_of(runner.quantize)
+    )
     return runner, _pools(runner, device), identity
 
 

@@ -35,7 +35,7 @@ static add_row_fn *add_row;
 
 /* A product with a plain weight (kind 0) or a quantised one (1). */
 struct linear { int64_t kind; union { struct product plain; struct quantized quantized; }; };
-_Static_assert(sizeof(struct linear) == 20 * 8, "_PRODUCT_FIELDS in row.py");
+_Static_assert(sizeof(struct linear) == 21 * 8, "_PRODUCT_FIELDS in row.py");
 
 /* Fields that the code fills in itself: x and out of the norm, x of all products, room for quantised rows, all of gates but its
    width. */
@@ -80,8 +80,8 @@ static void rows_share(
         return;
     }
     struct quantized p = given->quantized;
-    uint8_t numbers[rows * p.stride] __attribute__((aligned(64)));
-    int32_t sums[rows * p.stride / GROUP];
+    uint8_t numbers[rows * p.planes * p.stride] __attribute__((aligned(64)));
+    int32_t sums[rows * p.planes * p.stride / GROUP];
     float scales[rows];
     p.x = (const char *)x, p.out = out, p.rows = rows, p.x_stride = x_stride;
     p.numbers = numbers, p.group_sums = sums, p.row_scales = scales;
@@ -171,7 +171,7 @@ static void many_rows_share(const struct linear *given, const uint16_t *x, char 
                             int64_t which, int64_t count) {
     struct quantized p = given->quantized;
     p.x = (const char *)x, p.out = out, p.rows = rows, p.x_stride = p.inner;
-    p.numbers = room, p.row_scales = (float *)(room + rows * p.stride);
+    p.numbers = room, p.row_scales = (float *)(room + rows * p.planes * p.stride);
     quantize_rows(&p, rows * which / count, rows * (which + 1) / count);
     barrier(count);
     if (is_gated) gated_share(&p, which, count);

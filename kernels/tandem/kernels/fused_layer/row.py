@@ -25,14 +25,13 @@ MOST_ROWS = 32
 _MOST_NUMBERS = 1 << 16
 """Most numbers of a row, because threads keep copies on their stacks."""
 _MOST_TOGETHER = 1 << 20
-"""Most numbers of all rows of a call: quantised ones lie there at a byte a number, and a stack may have no more than
-2 MiB."""
+"""Most bytes of all rows of a call, two a number of quantised ones: a stack may have no more than 2 MiB."""
 _Product = PrepackedLinear | QuantizedLinear
 _NORM_OUT, _NORM_ROWS, _NORM_FIELDS = 3, 4, 8
 """Behind x, among the fields of `struct norm`; and how many those are."""
-_PRODUCT_FIELDS = 20
+_PRODUCT_FIELDS = 21
 """Of `struct linear` in cpu.c: which kind it is, and as many as the larger kind has."""
-_NUMBERS = 1 + 14
+_NUMBERS = 1 + 15
 """Index of the memory for quantised rows among them."""
 
 
@@ -78,7 +77,7 @@ class DenseRow:
     def __init__(self, parts: LayerParts, qkv: _Product, o: _Product, gate_up: _Product, down: _Product) -> None:
         self._kept = (parts, qkv, o, gate_up, down)
         widest = max(product.inner for product in (qkv, o, gate_up, down))
-        many = min(MOST_ROWS, max(1, _MOST_TOGETHER // widest))
+        many = min(MOST_ROWS, max(1, _MOST_TOGETHER // (2 * widest)))
         self.few_rows = 1 if cpu_level() is CpuLevel.AMX else many
         products = [one for one in (qkv, o, gate_up, down) if isinstance(one, QuantizedLinear)]
         takes_all = len(products) == 4 and all(one.takes_many for one in products) and products[2].has_strips

@@ -2,7 +2,7 @@
 
    ROWS rows are multiplied with VECTORS vectors of columns at a time: so many sums stay in registers over the inner numbers,
    four of them to an instruction. Sums are exact, in 32 bits; a result is (sum · the column's scale) · the row's scale + bias
-   in float32. */
+   in float32. A row of two planes is two rows here; its sum is that of both, rounded once. */
 
 #undef Q
 #undef QFN
@@ -38,6 +38,14 @@ QFN IVEC Q(add_scaled)(IVEC sum, IVEC dot, const int8_t *scales) {
     return sum;
 }
 QFN VEC Q(as_floats)(IVEC sum) { return _mm512_cvtepi32_ps(sum); }
+QFN __m256 Q(both_halves)(__m256i higher, __m256i lower) {
+    return _mm512_cvtpd_ps(_mm512_fmadd_pd(_mm512_cvtepi32_pd(higher), _mm512_set1_pd(PLANE), _mm512_cvtepi32_pd(lower)));
+}
+QFN VEC Q(both)(IVEC higher, IVEC lower) {
+    const __m256 first = Q(both_halves)(_mm512_castsi512_si256(higher), _mm512_castsi512_si256(lower));
+    const __m256 second = Q(both_halves)(_mm512_extracti32x8_epi32(higher, 1), _mm512_extracti32x8_epi32(lower, 1));
+    return _mm512_insertf32x8(_mm512_castps256_ps512(first), second, 1);
+}
 
 #else
 
@@ -68,28 +76,40 @@ QFN IVEC Q(add_scaled)(IVEC sum, IVEC dot, const int8_t *scales) {
     return _mm256_add_epi32(sum, _mm256_mullo_epi32(dot, _mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)scales))));
 }
 QFN VEC Q(as_floats)(IVEC sum) { return _mm256_cvtepi32_ps(sum); }
+QFN __m128 Q(both_halves)(__m128i higher, __m128i lower) {
+    return _mm256_cvtpd_ps(_mm256_fmadd_pd(_mm256_cvtepi32_pd(higher), _mm256_set1_pd(PLANE), _mm256_cvtepi32_pd(lower)));
+}
+QFN VEC Q(both)(IVEC higher, IVEC lower) {
+    const __m128 first = Q(both_halves)(_mm256_castsi256_si128(higher), _mm256_castsi256_si128(lower));
+    return _mm256_set_m128(Q(both_halves)(_mm256_extracti128_si256(higher, 1), _mm256_extracti128_si256(lower, 1)), first);
+}
 
 #endif
 
-QFN void Q(put)(const struct quantized *p, int64_t row, int64_t column, IVEC (*sum)[MOST_VECTORS], const int ROWS, const int VECTORS) {
-    const float *row_scales = p->row_scales + row, *bias = (const float *)p->bias;
+/* A row's sums with a vector of columns, scaled, with the bias, to p->out. */
+QFN void Q(put_sums)(const struct quantized *p, int64_t row, int64_t column, VEC sums) {
     const int64_t columns = p->columns, size = p->is_bf16 ? 2 : 4;
-    const int is_bf16 = (int)p->is_bf16;
-    for (int v = 0; v < VECTORS; v++, column += LANES) {
-        const VEC scale = NAME(load_f32)(p->scales + column);
-        char *out = p->out + (row * columns + column) * size;
-        for (int r = 0; r < ROWS; r++, out += columns * size) {
-            VEC y = NAME(mul)(NAME(mul)(Q(as_floats)(sum[r][v]), scale), NAME(all)(row_scales[r]));
-            if (bias) y = NAME(add)(y, NAME(load_f32)(bias + column));
-            if (columns - column >= LANES) {
-                if (is_bf16) NAME(store)(out, 0, 1, y);
-                else NAME(store)(out, 0, 0, y);
-            } else {
-                char some[4 * LANES];
-                NAME(store)(some, 0, is_bf16, y);
-                memcpy(out, some, (size_t)((columns - column) * size));
-            }
-        }
+    char *out = p->out + (row * columns + column) * size;
+    VEC y = NAME(mul)(NAME(mul)(sums, NAME(load_f32)(p->scales + column)), NAME(all)(p->row_scales[row]));
+    if (p->bias) y = NAME(add)(y, NAME(load_f32)((const float *)p->bias + column));
+    if (columns - column >= LANES) {
+        if (p->is_bf16) NAME(store)(out, 0, 1, y);
+        else NAME(store)(out, 0, 0, y);
+    } else {
+        char some[4 * LANES];
+        NAME(store)(some, 0, (int)p->is_bf16, y);
+        memcpy(out, some, (size_t)((columns - column) * size));
+    }
+}
+
+/* The sums of ROWS rows of p->numbers, from `row` on. */
+QFN void Q(put)(const struct quantized *p, int64_t row, int64_t column, IVEC (*sum)[MOST_VECTORS], const int ROWS, const int VECTORS) {
+    for (int v = 0; v < VECTORS; v++) {
+        if (p->planes == 1)
+            for (int r = 0; r < ROWS; r++) Q(put_sums)(p, row + r, column + v * LANES, Q(as_floats)(sum[r][v]));
+        else
+            for (int r = 0; r + 1 < ROWS; r += 2)
+                Q(put_sums)(p, (row + r) / 2, column + v * LANES, Q(both)(sum[r][v], sum[r + 1][v]));
     }
 }
 
@@ -152,9 +172,10 @@ QFN void Q(tile)(const struct quantized *p, int64_t row, int64_t column, const i
 }
 
 QFN void Q(all_rows)(const struct quantized *p, int64_t column, const int VECTORS) {
+    const int64_t rows = p->rows * p->planes;
     int64_t row = 0;
-    for (; row + MOST_ROWS <= p->rows; row += MOST_ROWS) Q(tile)(p, row, column, MOST_ROWS, VECTORS);
-    switch (p->rows - row) {
+    for (; row + MOST_ROWS <= rows; row += MOST_ROWS) Q(tile)(p, row, column, MOST_ROWS, VECTORS);
+    switch (rows - row) {
 #if MOST_ROWS == 6
     case 5: Q(tile)(p, row, column, 5, VECTORS); break;
     case 4: Q(tile)(p, row, column, 4, VECTORS); break;
@@ -166,7 +187,7 @@ QFN void Q(all_rows)(const struct quantized *p, int64_t column, const int VECTOR
 }
 
 QENTRY void Q(quantized_columns)(const struct quantized *p, int64_t first, int64_t last) {
-    const int64_t most = p->bits == 4 && p->rows > 1 ? 2 : MOST_VECTORS; /* unpacked numbers need registers, too */
+    const int64_t most = p->bits == 4 && p->rows * p->planes > 1 ? 2 : MOST_VECTORS; /* unpacked numbers need registers, too */
     while (first < last) {
         const int64_t of_block = p->block - first % p->block, left = last - first;
         const int64_t vectors = (of_block < left ? of_block : left) / LANES;

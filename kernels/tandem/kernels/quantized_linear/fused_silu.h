@@ -31,8 +31,8 @@ static void gated_share(const struct quantized *p, int64_t which, int64_t count)
             struct quantized part = *p;
             part.rows = p->rows - row < GATED_ROWS ? p->rows - row : GATED_ROWS;
             part.columns = 2 * STRIP, part.out = both;
-            part.numbers += row * p->stride, part.row_scales += row;
-            if (p->bits == 4) part.group_sums += row * (p->stride / GROUP);
+            part.numbers += row * p->planes * p->stride, part.row_scales += row;
+            if (p->bits == 4) part.group_sums += row * p->planes * (p->stride / GROUP);
             strip_product(&part, p, column, 0);
             strip_product(&part, p, width + column, STRIP);
             const struct gates gates = {

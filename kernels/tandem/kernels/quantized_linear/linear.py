@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from tandem.core.cpu_level import CpuLevel, cpu_level
-from tandem.kernels.quantized_linear.reference import GROUP, quantize_rows_reference, quantized_linear_reference
+from tandem.kernels.quantized_linear.reference import (
+    GROUP,
+    PLANE,
+    planes_reference,
+    quantize_rows_reference,
+    quantized_linear_reference,
+)  # fmt: skip
 from tandem.kernels.quantized_linear.weight import (
     AVX2_PATH,
     COLUMNS,
@@ -41,23 +47,28 @@ class QuantizedLinear:
     """x · weightᵀ + bias for a quantised weight; rows are quantised, too, each with its own scale.
 
     A call takes `[rows, inner]` in the dtype that the weight had and returns `[rows, columns]` in it, owned by the
-    caller. With `is_exact` a row's result is the reference's to the last bit, whatever its neighbours; otherwise rows
-    of bfloat16 that oneDNN multiplies are rounded twice. `unpacked` is for weights of 4 bits: their products may be
-    computed by one thread at a time.
+    caller. `row_bits` are 8 or 16. With `is_exact` a row's result is the reference's to the last bit, whatever its
+    neighbours; otherwise rows that oneDNN multiplies are rounded twice, of 8 bits in bfloat16 alone. `unpacked` is for
+    weights of 4 bits: their products may be computed by one thread at a time.
     """
 
-    __slots__ = ("_bias", "_few_rows", "_is_exact", "_no_zero_point", "_unpacked", "weight")
+    __slots__ = (
+        "_bias", "_few_rows", "_is_exact", "_no_zero_point", "_planes", "_prefers_onednn", "_unpacked", "weight",
+    )  # fmt: skip
 
     def __init__(
-        self, weight: QuantizedWeight, bias: Tensor | None = None, *, unpacked: Unpacked, is_exact: bool = False
-    ) -> None:
+        self, weight: QuantizedWeight, bias: Tensor | None = None, *, unpacked: Unpacked, is_exact: bool = False,
+        row_bits: int = 8,
+    ) -> None:  # fmt: skip
         self.weight, self._unpacked = weight, unpacked
+        self._planes = row_bits // 8
         self._is_exact = is_exact or weight.dtype is torch.float32
         self._bias: Tensor | None = None
         if bias is not None:
             self._bias = torch.zeros_like(weight.scales)
             self._bias[: weight.columns] = bias
-        self._few_rows = FEW_ROWS[weight.bits] if weight.bits == 4 or prefers_onednn() else sys.maxsize
+        self._prefers_onednn = prefers_onednn() and not (is_exact and row_bits == 16)
+        self._few_rows = FEW_ROWS[weight.bits] if weight.bits == 4 or self._prefers_onednn else sys.maxsize
         self._no_zero_point = torch.zeros(weight.columns, dtype=torch.int64)
 
     OUT = 5
@@ -87,7 +98,7 @@ class QuantizedLinear:
         """True if the C code multiplies any number of rows. It reads the numbers as they lie, in blocks of strips."""
         layout = self.weight.layout
         is_whole = layout is not None and layout.bits == 8 and layout.block == COLUMNS
-        return is_whole and not prefers_onednn()
+        return is_whole and not self._prefers_onednn
 
     def __call__(self, x: Tensor) -> Tensor:
         weight = self.weight
@@ -101,14 +112,15 @@ class QuantizedLinear:
         if packed is None:
             assert weight.numbers is not None
             bias = None if self._bias is None else self._bias[: weight.columns]
-            return quantized_linear_reference(x, weight.numbers, weight.scales[: weight.columns], bias)
+            scales = weight.scales[: weight.columns]
+            return quantized_linear_reference(x, weight.numbers, scales, bias, 8 * self._planes)
         return self._multiply_many(x, packed)
 
     def gated(self, x: Tensor) -> Tensor:
         """`silu_mul` of a call's result, to the last bit: `[rows, columns / 2]`."""
         strips, threads = self.weight.columns // (2 * COLUMNS), torch.get_num_threads()
         is_shared_out = self.has_strips and (strips % threads == 0 or strips >= _MANY_STRIPS * threads)
-        is_ours = x.shape[0] <= self._few_rows or not prefers_onednn()
+        is_ours = x.shape[0] <= self._few_rows or not self._prefers_onednn
         layout = self._find(x.shape[0])[0] if is_shared_out and is_ours else None
         if layout is None or layout.block != COLUMNS:
             return silu_mul(self(x))
@@ -125,7 +137,7 @@ class QuantizedLinear:
         if unpacked is None:
             return weight.layout, None
         packed, layout = unpacked
-        return (None, packed) if prefers_onednn() else (layout, None)
+        return (None, packed) if self._prefers_onednn else (layout, None)
 
     def product(self, x: int, out: int, rows: int, x_stride: int, scratch: int = 0) -> tuple[int, ...]:
         """The fields of `struct quantized` in product.h, for rows at the address `x`, a result at `out` and
@@ -140,17 +152,17 @@ class QuantizedLinear:
             place, bits = (layout.address, layout.sums, layout.block, layout.block_bytes), layout.bits
         bias = 0 if self._bias is None else self._bias.data_ptr()
         stride = _stride(weight.inner)
-        scales = scratch + rows * stride
+        scales = scratch + rows * self._planes * stride
         return (
             x, place[0], weight.scales.data_ptr(), place[1], bias, out, rows, weight.inner, weight.columns, x_stride,
-            place[2], place[3], bits, weight.dtype is torch.bfloat16, scratch, scales, scales + 4 * rows,
+            place[2], place[3], bits, weight.dtype is torch.bfloat16, self._planes, scratch, scales, scales + 4 * rows,
             stride, 1,
         )  # fmt: skip
 
     def scratch_bytes(self, rows: int) -> int:
         """Bytes of scratch memory that `product` needs."""
         stride = _stride(self.weight.inner)
-        return rows * (stride + 4 + 4 * stride // GROUP)
+        return rows * (self._planes * (stride + 4 * stride // GROUP) + 4)
 
     def _multiply_by_code(self, work: int, x: Tensor, layout: Layout, width: int) -> Tensor:
         rows = x.shape[0]
@@ -169,20 +181,25 @@ class QuantizedLinear:
     def _multiply_many(self, x: Tensor, packed: Tensor) -> Tensor:
         weight, rows = self.weight, x.shape[0]
         if not LIBRARY.is_available():
-            numbers, row_scales = quantize_rows_reference(x)
-            biased = numbers.view(torch.uint8).bitwise_xor(0x80)
-            out = self._product(biased, packed, torch.float32).mul_(row_scales[:, None])
+            numbers, row_scales = quantize_rows_reference(x, 8 * self._planes)
+            bytes_of = numbers if self._planes == 1 else planes_reference(numbers)
+            sums = self._product(bytes_of.view(torch.uint8).bitwise_xor(0x80), packed, torch.float32)
+            if self._planes == 2:
+                sums = sums[::2] * PLANE + sums[1::2]
+            out = sums.mul_(row_scales[:, None])
             return out.to(x.dtype) if self._bias is None else out.add_(self._bias[: weight.columns]).to(x.dtype)
         room = torch.empty(self.scratch_bytes(rows), dtype=torch.uint8)
         fields = list(self.product(x.data_ptr(), 0, rows, x.stride(0), room.data_ptr()))
         fields[_BITS], fields[-1] = 8, torch.get_num_threads()
         LIBRARY.call((ROWS, *fields))
         stride = _stride(weight.inner)
-        numbers = room[: rows * stride].view(rows, stride)
+        numbers = room[: rows * self._planes * stride].view(rows * self._planes, stride)
         if stride != weight.inner:
             numbers = numbers[:, : weight.inner].contiguous()
-        products = self._product(numbers, packed, torch.float32 if self._is_exact else torch.bfloat16)
-        out = products if products.dtype is x.dtype else torch.empty_like(products, dtype=x.dtype)
+        is_wide = self._is_exact or self._planes == 2
+        products = self._product(numbers, packed, torch.float32 if is_wide else torch.bfloat16)
+        is_same = products.dtype is x.dtype and self._planes == 1
+        out = products if is_same else torch.empty((rows, weight.columns), dtype=x.dtype)
         fields[0], fields[self.OUT] = products.data_ptr(), out.data_ptr()
         LIBRARY.call((SCALE if products.dtype is torch.float32 else SCALE_BF16, *fields))
         return out

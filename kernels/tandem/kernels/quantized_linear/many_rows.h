@@ -2,6 +2,8 @@
    whose numbers are widened to 16 bits once for a block of rows: an instruction then adds two products a column in 32 bits,
    exactly.
 
+   Rows of two planes take part as their numbers of 16 bits: 256 of such products fit 32, and are added up in float64, exactly.
+
    Of every four inner numbers the first and the third are a pair, and the second and the fourth:
 
        wide[rows / 6][inner / 4][2][6] pairs        panel[inner / 4][2][columns] pairs */
@@ -10,6 +12,7 @@
 
 #define TILE_ROWS 6
 #define PANEL_COLUMNS 16
+#define MOST_PAIRS 256 /* whose products, 2 · 127 · 32512 at most, fit 32 bits together */
 #define BLOCK_NUMBERS 98304 /* of rows that meet one panel after the other: they stay in a core's cache */
 
 struct many {
@@ -21,17 +24,17 @@ struct many {
 /* Tiles [first, last) of the quantised rows as pairs. */
 FN void NAME(widen_tile)(const struct many *m, int64_t tile) {
     const struct quantized *p = &m->product;
-    const uint32_t flip = 0x80808080u;
     int32_t *wide = m->wide + tile * TILE_ROWS * (p->stride / 2);
     for (int r = 0; r < TILE_ROWS; r++) {
         const int64_t row = tile * TILE_ROWS + r;
-        const uint8_t *numbers = p->numbers + row * p->stride;
+        const uint8_t *numbers = p->numbers + row * p->planes * p->stride, *lower = numbers + (p->planes - 1) * p->stride;
+        const int times = p->planes == 2 ? PLANE : 0; /* of one plane, both are the same */
         for (int64_t i = 0; i < p->stride; i += 4) {
-            uint32_t four = flip;
-            if (row < p->rows) memcpy(&four, numbers + i, sizeof four);
-            four ^= flip;
+            int16_t some[4] = {0};
+            for (int j = 0; j < 4 && row < p->rows; j++)
+                some[j] = (int16_t)(times * (numbers[i + j] - 128) + (lower[i + j] - 128));
             int32_t *out = wide + (i / 4) * 2 * TILE_ROWS + r;
-            const int16_t pairs[4] = {(int8_t)four, (int8_t)(four >> 16), (int8_t)(four >> 8), (int8_t)(four >> 24)};
+            const int16_t pairs[4] = {some[0], some[2], some[1], some[3]};
             memcpy(out, pairs, 4), memcpy(out + TILE_ROWS, pairs + 2, 4);
         }
     }
@@ -59,22 +62,42 @@ FN void NAME(widen_panel)(const struct quantized *p, int32_t *panel, int64_t col
                 : "m"(x), "x"(left), "x"(right));                                                                     \
     } while (0)
 
+FN void NAME(add_exactly)(double *total, __m256i sum) {
+    const __m256d first = _mm256_cvtepi32_pd(_mm256_castsi256_si128(sum)), second = _mm256_cvtepi32_pd(_mm256_extracti128_si256(sum, 1));
+    _mm256_storeu_pd(total, _mm256_add_pd(_mm256_loadu_pd(total), first));
+    _mm256_storeu_pd(total + 4, _mm256_add_pd(_mm256_loadu_pd(total + 4), second));
+}
+
 FN void NAME(many_tile)(const struct many *m, const int32_t *panel, int64_t tile, int64_t column, const int VECTORS) {
     const struct quantized *p = &m->product;
     const int32_t *x = m->wide + tile * TILE_ROWS * (p->stride / 2);
-    __m256i sum[TILE_ROWS][2];
-#pragma GCC unroll 6
-    for (int r = 0; r < TILE_ROWS; r++) sum[r][0] = sum[r][1] = _mm256_setzero_si256();
-    for (int64_t pairs = (p->inner + 3) / 4 * 2; pairs; pairs--, panel += 8 * VECTORS, x += TILE_ROWS) {
-        const __m256i left = Q(load)(panel), right = Q(load)(panel + 8 * (VECTORS - 1));
-#pragma GCC unroll 6
-        for (int r = 0; r < TILE_ROWS; r++) ADD_PAIR(sum[r], x[r], left, right);
-    }
     const int64_t row = tile * TILE_ROWS, rows = p->rows - row < TILE_ROWS ? p->rows - row : TILE_ROWS;
-    __m256i whole[TILE_ROWS][2]; /* an array that is indexed by a variable would keep the sums out of registers */
+    double exact[TILE_ROWS][2][LANES];
+    if (p->planes == 2) memset(exact, 0, sizeof exact);
+    for (int64_t pairs = (p->inner + 3) / 4 * 2, most = p->planes == 2 ? MOST_PAIRS : pairs; pairs > 0; pairs -= most) {
+        __m256i sum[TILE_ROWS][2];
 #pragma GCC unroll 6
-    for (int r = 0; r < TILE_ROWS; r++) whole[r][0] = sum[r][0], whole[r][1] = sum[r][1];
-    for (int r = 0; r < rows; r++) Q(put)(p, row + r, column, whole + r, 1, VECTORS);
+        for (int r = 0; r < TILE_ROWS; r++) sum[r][0] = sum[r][1] = _mm256_setzero_si256();
+        for (int64_t here = pairs < most ? pairs : most; here; here--, panel += 8 * VECTORS, x += TILE_ROWS) {
+            const __m256i left = Q(load)(panel), right = Q(load)(panel + 8 * (VECTORS - 1));
+#pragma GCC unroll 6
+            for (int r = 0; r < TILE_ROWS; r++) ADD_PAIR(sum[r], x[r], left, right);
+        }
+        __m256i whole[TILE_ROWS][2]; /* an array that is indexed by a variable would keep the sums out of registers */
+#pragma GCC unroll 6
+        for (int r = 0; r < TILE_ROWS; r++) whole[r][0] = sum[r][0], whole[r][1] = sum[r][1];
+        for (int r = 0; r < rows; r++)
+            for (int v = 0; v < VECTORS; v++) {
+                if (p->planes == 2) NAME(add_exactly)(exact[r][v], whole[r][v]);
+                else Q(put_sums)(p, row + r, column + v * LANES, Q(as_floats)(whole[r][v]));
+            }
+    }
+    for (int r = 0; r < rows && p->planes == 2; r++)
+        for (int v = 0; v < VECTORS; v++) {
+            const double *each = exact[r][v];
+            const __m128 first = _mm256_cvtpd_ps(_mm256_loadu_pd(each)), second = _mm256_cvtpd_ps(_mm256_loadu_pd(each + 4));
+            Q(put_sums)(p, row + r, column + v * LANES, _mm256_set_m128(second, first));
+        }
 }
 
 FN void NAME(many_panel)(const struct many *m, int32_t *panel, int64_t tile, int64_t end, int64_t column, const int VECTORS) {

@@ -7,21 +7,31 @@ from torch import Tensor
 
 GROUP = 32
 """Inner numbers of 4 bits that share a scale."""
+PLANE = 255
+"""Of a row's number of 16 bits: it is PLANE · a number of 8 bits + another."""
+MOST = {8: 127.0, 16: 127.0 * PLANE + 127.0}
+"""A row's largest number, by its bits."""
 LEAST = 1e-30
 """Rows and columns of smaller numbers are taken for zeros: their scale has no reciprocal."""
 _TOP_SHARES = (0.7, 1.15)
 """Scales of 4 bits that are tried, as shares of the one with which a group's largest number is an 8."""
 
 
-def quantize_rows_reference(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x `[rows, inner]` as int8 from -127 to 127 and fp32 scales `[rows]`; of a row that is not finite NaN."""
+def quantize_rows_reference(x: Tensor, bits: int = 8) -> tuple[Tensor, Tensor]:
+    """x `[rows, inner]` as whole numbers up to `MOST[bits]`, and fp32 scales `[rows]`; of a row that is not finite NaN."""
     wide = x.float()
     top = wide.abs().amax(1) if wide.shape[1] else wide.new_zeros(wide.shape[0])
     is_used = top >= LEAST
-    numbers = (wide * torch.where(is_used, _over(127.0, top), 0.0)[:, None]).round_()
-    scales = torch.where(is_used, top / 127.0, 0.0)
+    numbers = (wide * torch.where(is_used, _over(MOST[bits], top), 0.0)[:, None]).round_()
+    scales = torch.where(is_used, top / MOST[bits], 0.0)
     finite = top.isfinite()
-    return numbers.nan_to_num_(0.0).to(torch.int8), torch.where(finite, scales, torch.nan)
+    return numbers.nan_to_num_(0.0).to(torch.int8 if bits == 8 else torch.int16), torch.where(finite, scales, torch.nan)
+
+
+def planes_reference(numbers: Tensor) -> Tensor:
+    """Numbers `[rows, inner]` of 16 bits as two rows of int8 each, `[2 · rows, inner]`: number = PLANE · first + second."""
+    first = (numbers / PLANE).round_()
+    return torch.stack((first, numbers - PLANE * first), 1).flatten(0, 1).to(torch.int8)
 
 
 def quantize_weight_reference(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
@@ -54,12 +64,14 @@ def quantize_weight_reference(weight: Tensor, bits: int) -> tuple[Tensor, Tensor
     return values[:, :inner].to(torch.int8), fitted
 
 
-def quantized_linear_reference(x: Tensor, numbers: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+def quantized_linear_reference(
+    x: Tensor, numbers: Tensor, scales: Tensor, bias: Tensor | None, row_bits: int = 8
+) -> Tensor:
     """x `[rows, inner]` in float32 or bfloat16, rows quantised, times the weight: `[rows, columns]` in x's dtype.
 
     (exact sum · column's scale) · row's scale + bias, in fp32 and rounded once.
     """
-    rows, row_scales = quantize_rows_reference(x)
+    rows, row_scales = quantize_rows_reference(x, row_bits)
     sums = rows.double() @ numbers.double().t()  # whole numbers below 2^53: exact in any order
     out = sums.float().mul_(scales).mul_(row_scales[:, None])
     if bias is not None:

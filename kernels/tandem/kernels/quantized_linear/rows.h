@@ -1,7 +1,7 @@
-/* Rows as numbers of 8 bits and a scale each; compiled once a set of vector instructions, see vectors.h.
+/* Rows as numbers of 8 or 16 bits and a scale each; compiled once a set of vector instructions, see vectors.h.
 
-   For weights of 8 bits a number is stored with 128 added, as u8 · s8 instructions want it; for those of 4 bits, which are
-   the unsigned side there, as it is. */
+   For weights of 8 bits a byte is stored with 128 added, as u8 · s8 instructions want it; for those of 4 bits, which are
+   the unsigned side there, as it is. A number of 16 bits is a byte in each of two rows, see PLANE. */
 
 #define LEAST_ROW 1e-30f /* rows of smaller numbers are taken for zeros: their scale has no reciprocal */
 
@@ -72,21 +72,36 @@ FN float NAME(top)(const char *x, int64_t count, const int is_bf16) {
     return NAME(has_nan)(odd) ? NAN : NAME(largest)(most);
 }
 
-FN void NAME(quantize_row)(const struct quantized *p, int64_t row, const int is_bf16) {
-    const char *x = p->x + row * p->x_stride * (is_bf16 ? 2 : 4);
-    uint8_t *numbers = p->numbers + row * p->stride;
-    const float top = NAME(top)(x, p->inner, is_bf16), by = top >= LEAST_ROW ? 127.0f / top : 0.0f;
-    p->row_scales[row] = top < LEAST_ROW ? 0.0f : top / 127.0f;
-    const int flip = p->bits == 8 ? 0x80 : 0;
-    for (int64_t i = 0; i < p->stride; i += LANES) {
-        if (i >= p->inner) memset(numbers + i, flip, LANES);
-        else NAME(store_numbers)(numbers + i, NAME(mul)(NAME(load_some)(x, i, p->inner, is_bf16), NAME(all)(by)), flip);
-    }
-    if (p->bits == 8) return;
+FN void NAME(sum_groups)(const struct quantized *p, const int8_t *bytes, int64_t row) {
     for (int64_t g = 0; g * GROUP < p->stride; g++) {
         int32_t sum = 0;
-        for (int i = 0; i < GROUP; i++) sum += (int8_t)numbers[g * GROUP + i];
+        for (int i = 0; i < GROUP; i++) sum += bytes[g * GROUP + i];
         p->group_sums[row * (p->stride / GROUP) + g] = -8 * sum;
+    }
+}
+
+FN void NAME(quantize_row)(const struct quantized *p, int64_t row, const int is_bf16) {
+    const char *x = p->x + row * p->x_stride * (is_bf16 ? 2 : 4);
+    uint8_t *numbers = p->numbers + row * p->planes * p->stride;
+    const float most = p->planes == 2 ? 127.0f * PLANE + 127.0f : 127.0f;
+    const float top = NAME(top)(x, p->inner, is_bf16), by = top >= LEAST_ROW ? most / top : 0.0f;
+    p->row_scales[row] = top < LEAST_ROW ? 0.0f : top / most;
+    const int flip = p->bits == 8 ? 0x80 : 0;
+    for (int64_t i = 0; i < p->inner; i += LANES) {
+        const VEC number = NAME(mul)(NAME(load_some)(x, i, p->inner, is_bf16), NAME(all)(by));
+        if (p->planes == 1) {
+            NAME(store_numbers)(numbers + i, number, flip);
+            continue;
+        }
+        const VEC whole = NAME(whole)(number), higher = NAME(whole)(NAME(mul)(whole, NAME(all)(1.0f / PLANE)));
+        NAME(store_numbers)(numbers + i, higher, flip);
+        NAME(store_numbers)(numbers + p->stride + i, NAME(fma)(higher, NAME(all)(-PLANE), whole), flip);
+    }
+    const int64_t filled = (p->inner + LANES - 1) / LANES * LANES;
+    for (int64_t plane = 0; plane < p->planes; plane++) {
+        uint8_t *bytes = numbers + plane * p->stride;
+        memset(bytes + filled, flip, (size_t)(p->stride - filled));
+        if (p->bits == 4) NAME(sum_groups)(p, (const int8_t *)bytes, row * p->planes + plane);
     }
 }
 

@@ -107,13 +107,16 @@ ENTRY void NAME(unpack)(const struct weight *w, int64_t first, int64_t last) {
     }
 }
 
-/* What oneDNN multiplied, times the row's scale, and the bias: rows [first, last) of p->x, which has columns, to p->out. */
+/* What oneDNN multiplied, times the row's scale, and the bias: rows [first, last) of p->x, which has `planes` rows of
+   columns for each, to p->out. */
 FN void NAME(scale_row)(const struct quantized *p, int64_t row, const int from_bf16, const int is_bf16) {
     const VEC scale = NAME(all)(p->row_scales[row]);
-    const char *x = p->x + row * p->columns * (from_bf16 ? 2 : 4);
+    const char *x = p->x + row * p->planes * p->columns * (from_bf16 ? 2 : 4);
     char *out = p->out + row * p->columns * (is_bf16 ? 2 : 4);
     for (int64_t i = 0; i < p->columns; i += LANES) {
-        VEC y = NAME(mul)(NAME(load_some)(x, i, p->columns, from_bf16), scale);
+        VEC sum = NAME(load_some)(x, i, p->columns, from_bf16);
+        if (p->planes == 2) sum = NAME(fma)(sum, NAME(all)(PLANE), NAME(load_some)(x, p->columns + i, 2 * p->columns, from_bf16));
+        VEC y = NAME(mul)(sum, scale);
         if (p->bias) y = NAME(add)(y, NAME(load_f32)((const float *)p->bias + i));
         if (i + LANES <= p->columns) NAME(store)(out, i, is_bf16, y);
         else {
