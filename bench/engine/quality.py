@@ -20,7 +20,7 @@ from tandem.engine.runner_protocol import SeqSlice, StepBatch
 MODEL = ROOT / "models" / "tandem-tiny"
 PRECISIONS = (
     ("fp32", "float32", "none"), ("bf16", "bfloat16", "none"), ("int8", "bfloat16", "int8"),
-    ("int4", "bfloat16", "int4"),
+    ("int8 in fp32", "float32", "int8"), ("w8a8", "bfloat16", "w8a8"), ("int4", "bfloat16", "int4"),
 )  # fmt: skip
 """Name, compute dtype and quantisation."""
 WINDOW = 512

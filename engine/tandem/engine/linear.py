@@ -54,9 +54,7 @@ class Quantizer:
         return QuantizedWeight(tensor, self._bits)
 
     def linear(self, weight: QuantizedWeight, bias: Tensor | None) -> QuantizedLinear:
-        return QuantizedLinear(
-            weight, bias, unpacked=self._unpacked, is_exact=self._is_exact, row_bits=self._row_bits
-        )
+        return QuantizedLinear(weight, bias, unpacked=self._unpacked, is_exact=self._is_exact, row_bits=self._row_bits)
 
     def bytes_of(self, shapes: Iterable[tuple[int, int]]) -> int:
         """Memory of quantised weights of these shapes, and what products of many rows need beside them."""

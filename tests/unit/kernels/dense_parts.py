@@ -12,8 +12,8 @@ HEADS, KV_HEADS, HEAD_DIM, WIDTH, INNER = 6, 2, 32, 160, 448
 
 
 def parts(
-    randn, *, has_bias: bool, bits: int = 16, row_bits: int = 8, width: int = WIDTH, inner: int = INNER, heads: int = HEADS,
-    kv_heads: int = KV_HEADS, mixed_heads: int = HEADS,
+    randn, *, has_bias: bool, bits: int = 16, row_bits: int = 8, width: int = WIDTH, inner: int = INNER,
+    heads: int = HEADS, kv_heads: int = KV_HEADS, mixed_heads: int = HEADS,
 ) -> LayerParts:  # fmt: skip
     """`mixed_heads` is what o takes: other than `heads` in a layer that contradicts itself."""
 

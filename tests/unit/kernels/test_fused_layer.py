@@ -52,9 +52,7 @@ def test_rows_are_what_their_parts_make_of_them(randn, bits, row_bits, has_bias,
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("row_bits", [8, 16])
-def test_any_number_of_rows_passes_weights_of_8_bits_to_the_last_bit(
-    randn, row_bits, has_bias, threads, count
-) -> None:
+def test_any_number_of_rows_passes_weights_of_8_bits_to_the_last_bit(randn, row_bits, has_bias, threads, count) -> None:
     layer = parts(randn, has_bias=has_bias, bits=8, row_bits=row_bits)
     row = fused(layer)
     if prefers_onednn():
@@ -93,7 +91,7 @@ def test_weights_that_are_not_all_of_8_bits_take_few_rows(randn) -> None:
 
 
 def test_wide_rows_are_fewer_for_the_stack(randn, monkeypatch) -> None:
-    monkeypatch.setattr(rows, "_MOST_TOGETHER", 6 * max(WIDTH, INNER) + 1)
+    monkeypatch.setattr(rows, "_MOST_TOGETHER", 3 * max(WIDTH, INNER) + 1)
     row = fused(parts(randn, has_bias=False))
     assert row.most_rows == (1 if cpu_level() is CpuLevel.AMX else 3)
 

@@ -70,6 +70,18 @@ int tandem_choose_path(const char *name) {
     return chosen;
 }
 
+/* As `quantized_share` on AVX2, with rows and weights widened to 16 bits; every thread widens the rows for itself. */
+static void widened_share(const struct quantized *p, int64_t which, int64_t count) {
+#if defined(__x86_64__)
+    const int64_t tiles = (p->rows + TILE_ROWS - 1) / TILE_ROWS, vectors = (p->columns + 7) / 8;
+    int32_t wide[tiles * TILE_ROWS * (p->stride / 2)] __attribute__((aligned(64)));
+    int32_t panel[PANEL_COLUMNS / 2 * p->stride] __attribute__((aligned(64)));
+    const struct many m = {.product = *p, .wide = wide};
+    widen_tiles_signs(&m, 0, tiles);
+    many_columns_signs(&m, panel, vectors * which / count * 8, vectors * (which + 1) / count * 8);
+#endif
+}
+
 /* This thread's share of a product with few rows, the first at x; every thread quantises them for itself. */
 static void rows_share(
     const struct linear *given, const uint16_t *x, char *out, int64_t rows, int64_t x_stride, int64_t which, int64_t count) {
@@ -86,7 +98,8 @@ static void rows_share(
     p.x = (const char *)x, p.out = out, p.rows = rows, p.x_stride = x_stride;
     p.numbers = numbers, p.group_sums = sums, p.row_scales = scales;
     quantize_rows(&p, 0, rows);
-    quantized_share(&p, which, count);
+    if (quantized_lanes == 8 && p.bits == 8 && rows >= MANY_ROWS(p.planes)) widened_share(&p, which, count);
+    else quantized_share(&p, which, count);
 }
 
 static char *linear_out(const struct linear *given) {

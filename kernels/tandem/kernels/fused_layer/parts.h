@@ -5,6 +5,9 @@
 #include "../silu_mul/rows.h"
 #include "../quantized_linear/rows.h"
 #include "../quantized_linear/columns.h"
+#if ISA == 256
+#include "../quantized_linear/many_rows.h"
+#endif
 #include "../paged_decode/attend.h"
 
 /* x + first, rounded, + second, rounded. */

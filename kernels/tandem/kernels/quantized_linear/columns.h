@@ -54,7 +54,7 @@ QFN VEC Q(both)(IVEC higher, IVEC lower) {
 #define QENTRY ENTRY
 #define IVEC __m256i
 #define MOST_ROWS 2
-#define MOST_VECTORS 2
+#define MOST_VECTORS 4
 
 QFN IVEC Q(load)(const void *p) { return _mm256_loadu_si256(p); }
 QFN IVEC Q(all)(int32_t x) { return _mm256_set1_epi32(x); }
@@ -126,8 +126,10 @@ QFN void Q(tile_of_bytes)(const struct quantized *p, int64_t row, int64_t column
     IVEC sum[MOST_ROWS][MOST_VECTORS];
     for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < VECTORS; v++) sum[r][v] = Q(start)(p->sums + column + v * LANES);
+    const int is_first = ISA == 256 && column % p->block == 0;
     for (int64_t i = 0; i < p->inner; i += 4, weight += 4 * p->block) {
         IVEC here[MOST_VECTORS];
+        if (is_first) NAME(prefetch)(weight, 4 * p->block);
         for (int v = 0; v < VECTORS; v++) here[v] = Q(load)(weight + 4 * LANES * v);
         for (int r = 0; r < ROWS; r++)
             for (int v = 0; v < VECTORS; v++) sum[r][v] = Q(dot_bytes)(sum[r][v], here[v], Q(four)(x + r * p->stride + i));

@@ -82,9 +82,9 @@ static void many_share(const struct many *m, int64_t which, int64_t count) {
     const struct quantized *p = &m->product;
     const int64_t tiles = (p->rows + TILE_ROWS - 1) / TILE_ROWS, vectors = (p->columns + 7) / 8;
     int32_t *panel = m->panels + which * (PANEL_COLUMNS / 2) * p->stride;
-    widen_tiles_avx2(m, tiles * which / count, tiles * (which + 1) / count);
+    widen_tiles_signs(m, tiles * which / count, tiles * (which + 1) / count);
     barrier(count);
-    many_columns_avx2(m, panel, vectors * which / count * 8, vectors * (which + 1) / count * 8);
+    many_columns_signs(m, panel, vectors * which / count * 8, vectors * (which + 1) / count * 8);
 #endif
 }
 

@@ -36,8 +36,9 @@ from tandem.kernels.silu_mul import silu_mul
 FEW_ROWS = {8: 8, 4: 32}
 """Up to so many rows use the numbers as they lie, by bits. For more rows, 4 bits are unpacked to 8 first, and 8 bits
 go to oneDNN where that is preferred."""
-_MANY_ROWS = 6
-"""From so many rows on, AVX2 widens numbers of 8 bits to 16 and multiplies _TILE_ROWS by _PANEL_COLUMNS at a time."""
+_MANY_ROWS = {8: 10, 16: 4}
+"""From so many rows on, by their bits, AVX2 widens weights of 8 bits to 16 and multiplies _TILE_ROWS by _PANEL_COLUMNS
+at a time: MANY_ROWS in many_rows.h."""
 _TILE_ROWS, _PANEL_COLUMNS = 6, 16
 _MANY_STRIPS = 8
 """For each thread, where they cannot all have as many: one of them then has an eighth more."""
@@ -94,6 +95,15 @@ class QuantizedLinear:
         return self.weight.columns % (2 * COLUMNS) == 0
 
     @property
+    def bytes_a_number(self) -> int:
+        """Memory for rows, by their numbers: as they are quantised, and widened for AVX2."""
+        return self._planes + 2 * self._may_widen
+
+    @property
+    def _may_widen(self) -> bool:
+        return self.weight.bits == 8 and LIBRARY.path == AVX2_PATH
+
+    @property
     def takes_many(self) -> bool:
         """True if the C code multiplies any number of rows. It reads the numbers as they lie, in blocks of strips."""
         layout = self.weight.layout
@@ -106,7 +116,7 @@ class QuantizedLinear:
         if x.stride(1) != 1:
             x = x.contiguous()
         if layout is not None:
-            is_many = weight.bits == 8 and x.shape[0] >= _MANY_ROWS and LIBRARY.path == AVX2_PATH
+            is_many = self._may_widen and x.shape[0] >= _MANY_ROWS[8 * self._planes]
             work = MANY if is_many else PRODUCT
             return self._multiply_by_code(work, x, layout, weight.columns)
         if packed is None:

@@ -11,6 +11,7 @@
 #pragma once
 
 #define TILE_ROWS 6
+#define MANY_ROWS(planes) ((planes) == 2 ? 4 : 10) /* fewer go as they lie: widening would cost more */
 #define PANEL_COLUMNS 16
 #define MOST_PAIRS 256 /* whose products, 2 · 127 · 32512 at most, fit 32 bits together */
 #define BLOCK_NUMBERS 98304 /* of rows that meet one panel after the other: they stay in a core's cache */
@@ -22,7 +23,7 @@ struct many {
 };
 
 /* Tiles [first, last) of the quantised rows as pairs. */
-FN void NAME(widen_tile)(const struct many *m, int64_t tile) {
+FN void Q(widen_tile)(const struct many *m, int64_t tile) {
     const struct quantized *p = &m->product;
     int32_t *wide = m->wide + tile * TILE_ROWS * (p->stride / 2);
     for (int r = 0; r < TILE_ROWS; r++) {
@@ -39,18 +40,20 @@ FN void NAME(widen_tile)(const struct many *m, int64_t tile) {
         }
     }
 }
-ENTRY void NAME(widen_tiles)(const struct many *m, int64_t first, int64_t last) {
-    for (int64_t tile = first; tile < last; tile++) NAME(widen_tile)(m, tile);
+ENTRY void Q(widen_tiles)(const struct many *m, int64_t first, int64_t last) {
+    for (int64_t tile = first; tile < last; tile++) Q(widen_tile)(m, tile);
 }
 
-FN void NAME(widen_panel)(const struct quantized *p, int32_t *panel, int64_t column, const int VECTORS) {
+FN void Q(widen_panel)(const struct quantized *p, int32_t *panel, int64_t column, const int VECTORS) {
     const char *weight = p->weight + column / p->block * p->block_bytes + column % p->block * 4;
-    for (int64_t i = 0; i < p->inner; i += 4, weight += 4 * p->block, panel += 16 * VECTORS)
+    for (int64_t i = 0; i < p->inner; i += 4, weight += 4 * p->block, panel += 16 * VECTORS) {
+        if (column % p->block == 0) NAME(prefetch)(weight, 4 * p->block);
         for (int v = 0; v < VECTORS; v++) {
             const __m256i fours = Q(load)(weight + 32 * v);
             _mm256_storeu_si256((void *)(panel + 8 * v), _mm256_srai_epi16(_mm256_slli_epi16(fours, 8), 8));
             _mm256_storeu_si256((void *)(panel + 8 * (VECTORS + v)), _mm256_srai_epi16(fours, 8));
         }
+    }
 }
 
 /* As text, for 12 sums: GCC would multiply for all rows first, and keep the sums on the stack. */
@@ -62,13 +65,13 @@ FN void NAME(widen_panel)(const struct quantized *p, int32_t *panel, int64_t col
                 : "m"(x), "x"(left), "x"(right));                                                                     \
     } while (0)
 
-FN void NAME(add_exactly)(double *total, __m256i sum) {
+FN void Q(add_exactly)(double *total, __m256i sum) {
     const __m256d first = _mm256_cvtepi32_pd(_mm256_castsi256_si128(sum)), second = _mm256_cvtepi32_pd(_mm256_extracti128_si256(sum, 1));
     _mm256_storeu_pd(total, _mm256_add_pd(_mm256_loadu_pd(total), first));
     _mm256_storeu_pd(total + 4, _mm256_add_pd(_mm256_loadu_pd(total + 4), second));
 }
 
-FN void NAME(many_tile)(const struct many *m, const int32_t *panel, int64_t tile, int64_t column, const int VECTORS) {
+FN void Q(many_tile)(const struct many *m, const int32_t *panel, int64_t tile, int64_t column, const int VECTORS) {
     const struct quantized *p = &m->product;
     const int32_t *x = m->wide + tile * TILE_ROWS * (p->stride / 2);
     const int64_t row = tile * TILE_ROWS, rows = p->rows - row < TILE_ROWS ? p->rows - row : TILE_ROWS;
@@ -88,7 +91,7 @@ FN void NAME(many_tile)(const struct many *m, const int32_t *panel, int64_t tile
         for (int r = 0; r < TILE_ROWS; r++) whole[r][0] = sum[r][0], whole[r][1] = sum[r][1];
         for (int r = 0; r < rows; r++)
             for (int v = 0; v < VECTORS; v++) {
-                if (p->planes == 2) NAME(add_exactly)(exact[r][v], whole[r][v]);
+                if (p->planes == 2) Q(add_exactly)(exact[r][v], whole[r][v]);
                 else Q(put_sums)(p, row + r, column + v * LANES, Q(as_floats)(whole[r][v]));
             }
     }
@@ -100,12 +103,12 @@ FN void NAME(many_tile)(const struct many *m, const int32_t *panel, int64_t tile
         }
 }
 
-FN void NAME(many_panel)(const struct many *m, int32_t *panel, int64_t tile, int64_t end, int64_t column, const int VECTORS) {
-    NAME(widen_panel)(&m->product, panel, column, VECTORS);
-    for (; tile < end; tile++) NAME(many_tile)(m, panel, tile, column, VECTORS);
+FN void Q(many_panel)(const struct many *m, int32_t *panel, int64_t tile, int64_t end, int64_t column, const int VECTORS) {
+    Q(widen_panel)(&m->product, panel, column, VECTORS);
+    for (; tile < end; tile++) Q(many_tile)(m, panel, tile, column, VECTORS);
 }
 
-ENTRY void NAME(many_columns)(const struct many *m, int32_t *panel, int64_t first, int64_t last) {
+ENTRY void Q(many_columns)(const struct many *m, int32_t *panel, int64_t first, int64_t last) {
     const struct quantized *p = &m->product;
     const int64_t tiles = (p->rows + TILE_ROWS - 1) / TILE_ROWS, fitting = BLOCK_NUMBERS / (TILE_ROWS * p->stride);
     const int64_t together = fitting < 3 ? 3 : fitting;
@@ -113,8 +116,8 @@ ENTRY void NAME(many_columns)(const struct many *m, int32_t *panel, int64_t firs
         const int64_t end = tile + together < tiles ? tile + together : tiles;
         for (int64_t column = first; column < last;) {
             if (last - column >= PANEL_COLUMNS && p->block - column % p->block >= PANEL_COLUMNS)
-                NAME(many_panel)(m, panel, tile, end, column, 2), column += PANEL_COLUMNS;
-            else NAME(many_panel)(m, panel, tile, end, column, 1), column += LANES;
+                Q(many_panel)(m, panel, tile, end, column, 2), column += PANEL_COLUMNS;
+            else Q(many_panel)(m, panel, tile, end, column, 1), column += LANES;
         }
     }
 }

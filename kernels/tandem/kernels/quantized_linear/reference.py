@@ -18,7 +18,7 @@ _TOP_SHARES = (0.7, 1.15)
 
 
 def quantize_rows_reference(x: Tensor, bits: int = 8) -> tuple[Tensor, Tensor]:
-    """x `[rows, inner]` as whole numbers up to `MOST[bits]`, and fp32 scales `[rows]`; of a row that is not finite NaN."""
+    """x `[rows, inner]` as whole numbers up to `MOST[bits]`, and fp32 scales `[rows]`, NaN where x is not finite."""
     wide = x.float()
     top = wide.abs().amax(1) if wide.shape[1] else wide.new_zeros(wide.shape[0])
     is_used = top >= LEAST
@@ -29,7 +29,7 @@ def quantize_rows_reference(x: Tensor, bits: int = 8) -> tuple[Tensor, Tensor]:
 
 
 def planes_reference(numbers: Tensor) -> Tensor:
-    """Numbers `[rows, inner]` of 16 bits as two rows of int8 each, `[2 · rows, inner]`: number = PLANE · first + second."""
+    """Numbers `[rows, inner]` of 16 bits as two rows of int8 each: number = PLANE · first + second."""
     first = (numbers / PLANE).round_()
     return torch.stack((first, numbers - PLANE * first), 1).flatten(0, 1).to(torch.int8)
 

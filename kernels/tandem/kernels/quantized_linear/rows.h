@@ -5,6 +5,12 @@
 
 #define LEAST_ROW 1e-30f /* rows of smaller numbers are taken for zeros: their scale has no reciprocal */
 
+/* So many bytes, 2 KiB ahead of p: where some columns of a block are read, its other lines are between, and the CPU foresees
+   nothing. */
+FN void NAME(prefetch)(const char *p, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(p + 2048 + i, _MM_HINT_T0);
+}
+
 FN VEC NAME(load_some)(const char *p, int64_t i, int64_t end, int is_bf16) {
     if (i + LANES <= end) return NAME(load)(p, i, is_bf16);
     float some[LANES] = {0};

@@ -197,9 +197,7 @@ def test_experts_are_the_reference(kind: str, tokens: int, dtype: torch.dtype, l
 
     def exact(weight: Parameter, bias: Parameter) -> list[Any]:
         return [
-            partial(
-                quantized_linear_reference, numbers=numbers, scales=scales, bias=one, row_bits=FORMATS[kind][1]
-            )
+            partial(quantized_linear_reference, numbers=numbers, scales=scales, bias=one, row_bits=FORMATS[kind][1])
             for (numbers, scales), one in zip(numbers_of(weight), bias.tensor.view(COUNT, -1), strict=True)
         ]
 
