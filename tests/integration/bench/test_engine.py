@@ -59,13 +59,15 @@ def test_speed_stands_beside_what_the_machine_can_do(tmp_path: Path) -> None:
         assert rows[f"{what}: tokens, of transformers'"]["ratio"] > 0
     assert rows["decode, batch 2: tokens, of batch 1's"]["ratio"] > 0
     assert record["threads"] >= 1
-    for kind in ("int8", "int4"):
+    for kind in ("int8", "w8a8", "int4"):
         assert rows[f"{kind} decode, batch 1: bytes read, of the bandwidth"]["limit"] == bandwidth
         assert rows[f"{kind} prefill of 16: tokens, of bf16's"]["ratio"] > 0
-    errors = [rows[f"{name}: error of logits, of their norm"]["value"] for name in ("fp32", "bf16", "int8", "int4")]
-    assert errors[0] == 0 < errors[1] < errors[2] < errors[3] < 0.5
-    costs = [rows[f"{name}: perplexity, of fp32's"]["ratio"] for name in ("fp32", "bf16", "int8", "int4")]
+    errors = [
+        rows[f"{name}: error of logits, of their norm"]["value"] for name in ("fp32", "bf16", "int8", "w8a8", "int4")
+    ]
+    assert errors[0] == 0 < errors[1] < errors[2] < errors[3] < errors[4] < 0.5
+    costs = [rows[f"{name}: perplexity, of fp32's"]["ratio"] for name in ("fp32", "bf16", "int8", "w8a8", "int4")]
     assert costs[0] == 1
-    assert max(costs[1:3]) < 1.02
-    assert costs[3] < 1.2
+    assert max(costs[1:4]) < 1.02
+    assert costs[4] < 1.2
     assert picture.read_text().startswith("<?xml")

@@ -67,7 +67,9 @@ class UpFlags:
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None
     quantize: Annotated[
         str | None,
-        typer.Option(help="Weights of int8 or int4, made when a worker loads the model (CPU); none = as they are."),
+        typer.Option(
+            help="Weights of int8, w8a8 or int4, made when a worker loads the model (CPU); none = as they are."
+        ),
     ] = None
     max_model_len: Annotated[int | None, typer.Option(help="Longest context in tokens; 0 = the model's.")] = None
     kv_memory: Annotated[
