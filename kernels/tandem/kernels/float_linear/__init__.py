@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tandem.core.cpu_level import is_intel
 from tandem.kernels.cpu_library import LANES, library_of
 from tandem.kernels.cpu_memory import collect_into_huge_pages
 from tandem.kernels.float_linear.reference import float_linear_reference
@@ -21,8 +22,8 @@ LIBRARY = library_of("float_linear")
 MAX_PART = 288
 _MAX_PART_AVX2 = 192
 """At most so many numbers are summed in one chain; shorter ones are no more exact. MKL, with which transformers
-multiplies, has such parts, so that most of what both round is the same: measured with SmolLM2-135M and seven texts,
-logits differ by at most 0.84e-4, by up to 1.4e-4 with other parts."""
+multiplies, has such parts, those of AVX2 on CPUs of other makers too, so that most of what both round is the same:
+measured with SmolLM2-135M and seven texts, logits differ by at most 0.84e-4, by up to 1.4e-4 with other parts."""
 _AVX2 = 1  # what tandem_choose_path answers
 _DIRECT_ROWS = 6
 """More rows than that are copied, tile by tile; see cpu.c."""
@@ -40,7 +41,8 @@ class FloatLinear:
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.columns, self.inner = weight.shape
         self._bias = None if bias is None else bias.contiguous()
-        most = _MAX_PART_AVX2 if LIBRARY.is_available() and LIBRARY.path == _AVX2 else MAX_PART
+        is_short = LIBRARY.is_available() and (LIBRARY.path == _AVX2 or not is_intel())
+        most = _MAX_PART_AVX2 if is_short else MAX_PART
         parts = -(-self.inner // most) or 1
         self.part = -(-self.inner // parts) or 1
         missing, panels = -self.columns % LANES, -(-self.columns // LANES)
