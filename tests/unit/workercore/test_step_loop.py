@@ -66,6 +66,17 @@ def test_a_lease_of_the_next_incarnation_says_nothing_of_the_last_one(
     worker.check_baseline()
 
 
+@pytest.mark.parametrize("role", ["", "prefill"])
+def test_a_worker_that_registers_again_forgets_how_fast_it_was(crowd: Crowd, role: str) -> None:
+    """It may have stood still in its only measured step: routers would never ask it again. A role changes nothing."""
+    worker, pace = crowd.worker, crowd.worker.engine.pace
+    pace.observe(prefill_tokens=4096, decode_tokens=0, duration_s=10.0, prefill_attended=4096.0)
+    assert pace.prefill_speed.tokens_per_s > 0
+    worker.mail.messages.append(e.HostToRank(incarnation=e.NewIncarnation(incarnation=10, role=role)))
+    worker.turn()
+    assert (pace.prefill_speed.tokens_per_s > 0) == bool(role)
+
+
 @pytest.mark.parametrize("by", ["its time", "the peer's end"])
 def test_a_role_that_it_had_still_lets_go_of_those_that_asked_it_for_a_ticket(crowd: Crowd, by: str) -> None:
     """No router has announced them; otherwise the worker would never be idle again, and no drain would end."""

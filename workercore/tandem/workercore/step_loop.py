@@ -299,6 +299,8 @@ class StepLoop:
         self._leaving = [role for role in self._leaving if not role.is_idle()]
         if begun.role:
             self._take_role(RoleName(begun.role))
+        else:  # it may have stood still in a step, and would seem slow until it is asked again
+            self._context.engine.pace.forget()
 
     def _take_role(self, name: RoleName) -> None:
         """Engine, prefix cache and links stay as they are. The role before takes part until its transfers are quiet,
