@@ -18,7 +18,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, DURATIONS = ROOT / "docs" / "testing.md", ROOT / "tests" / "durations.json"
 BEGIN, END = "<!-- times: begin -->", "<!-- times: end -->"
-SLOW_S = 0.5
+SLOW_S = 0.3
 ROWS = 12
 HEAD = "number | wall, s | CPU here, s | CPU of children, s | not computing |\n|---|---|---|---|---|---|"
 Line = dict[str, Any]
