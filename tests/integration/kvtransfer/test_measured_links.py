@@ -209,9 +209,13 @@ def test_a_forced_transport_is_measured_again_and_stays(any_rig: Any, speeds: Li
     assert first > 0.0
     assert known(speeds, "grpc") == 0.0
     wire.bytes_per_s = min(1e7, first / 20)  # as fast as the machine lets it, and far slower
-    for _ in range(34):
-        transfer(any_rig, sender, receiver, source, target, endpoints, blocks=8)
-    wait_for(lambda: known(speeds, "tcp") < first / 2)
+
+    def is_measured_again() -> bool:  # one measurement may be lost to a machine that was busier at first
+        for _ in range(34):
+            transfer(any_rig, sender, receiver, source, target, endpoints, blocks=8)
+        return known(speeds, "tcp") < first / 2
+
+    wait_for(is_measured_again)
     transfer(any_rig, sender, receiver, source, target, endpoints)
     (link,) = sender.links()
     assert (link.transport, link.reason, link.unused) == ("tcp", "configured", ())
