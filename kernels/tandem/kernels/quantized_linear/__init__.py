@@ -1,9 +1,9 @@
 """Matrix products with weights of 8 or 4 bits on the CPU: rows are quantised as they come (W8A16, W8A8, W4A8).
 
-A weight has a scale a column; of 4 bits also a whole one for 32 neighbours, so that its numbers are numbers of 8 bits
-again. A row of 16 bits is two of 8. All kinds are sums of products of whole numbers, the same to the last bit in C and
-in torch, and of rows of 8 bits in oneDNN. Few rows go to C code (AVX512-VNNI or AVX2) that reads the bytes once at
-memory's speed; many too, where there is no matrix unit, and to oneDNN elsewhere.
+A weight has a scale a column; of 4 bits also a whole one and an offset for 32 neighbours, so that its numbers are
+numbers of 8 bits again. A row of 16 bits is two of 8. All kinds are sums of products of whole numbers, the same to the
+last bit in C and in torch, and of rows of 8 bits in oneDNN. Few rows go to C code (AVX512-VNNI or AVX2) that reads the
+bytes once at memory's speed; many too, where there is no matrix unit, and to oneDNN elsewhere.
 """
 
 from __future__ import annotations

@@ -31,10 +31,11 @@ QFN IVEC Q(dot)(IVEC sum, IVEC u8, IVEC s8) {
 }
 QFN IVEC Q(dot_bytes)(IVEC sum, IVEC weight, int32_t x) { return Q(dot)(sum, _mm512_set1_epi32(x), weight); }
 QFN IVEC Q(dot_nibbles)(IVEC sum, IVEC weight, int32_t x) { return Q(dot)(sum, weight, _mm512_set1_epi32(x)); }
-/* Of a group: its dot product fits 16 bits, 32 · 8 · 127. */
-QFN IVEC Q(add_scaled)(IVEC sum, IVEC dot, const int8_t *scales) {
-    const IVEC wide = _mm512_and_si512(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)scales)), _mm512_set1_epi32(0xffff));
-    __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(dot), "v"(wide));
+/* Of a group: its dot product, which fits 16 bits (32 · 8 · 127), times the scale, and the sum of x times the offset. */
+QFN IVEC Q(add_scaled)(IVEC sum, IVEC dot, int32_t x, const int8_t *grid) {
+    const IVEC wide = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const void *)grid));
+    const IVEC both = _mm512_mask_blend_epi16(0xaaaaaaaa, dot, _mm512_set1_epi16((int16_t)x));
+    __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(both), "v"(wide));
     return sum;
 }
 QFN VEC Q(as_floats)(IVEC sum) { return _mm512_cvtepi32_ps(sum); }
@@ -72,8 +73,9 @@ QFN IVEC Q(dot_bytes)(IVEC sum, IVEC weight, int32_t x) {
 QFN IVEC Q(dot_nibbles)(IVEC sum, IVEC weight, int32_t x) {
     return Q(add_pairs)(sum, _mm256_maddubs_epi16(weight, _mm256_set1_epi32(x)));
 }
-QFN IVEC Q(add_scaled)(IVEC sum, IVEC dot, const int8_t *scales) {
-    return _mm256_add_epi32(sum, _mm256_mullo_epi32(dot, _mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)scales))));
+QFN IVEC Q(add_scaled)(IVEC sum, IVEC dot, int32_t x, const int8_t *grid) {
+    const IVEC both = _mm256_blend_epi16(dot, _mm256_set1_epi16((int16_t)x), 0xaa);
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(both, _mm256_cvtepi8_epi16(_mm_loadu_si128((const void *)grid))));
 }
 QFN VEC Q(as_floats)(IVEC sum) { return _mm256_cvtepi32_ps(sum); }
 QFN __m128 Q(both_halves)(__m128i higher, __m128i lower) {
@@ -137,11 +139,12 @@ QFN void Q(tile_of_bytes)(const struct quantized *p, int64_t row, int64_t column
     Q(put)(p, row, column, sum, ROWS, VECTORS);
 }
 
-/* Weights of 4 bits: in a block, for each group its scales, then its numbers two to a byte: of neighbouring fours of inner
-   numbers the first below, with 8 added. */
+/* Weights of 4 bits: in a block, for each group a scale and an offset a column, then its numbers two to a byte: of
+   neighbouring fours of inner numbers the first below, with 8 added. */
 QFN void Q(tile_of_nibbles)(const struct quantized *p, int64_t row, int64_t column, const int ROWS, const int VECTORS) {
-    const char *group = p->weight + column / COLUMNS * p->block_bytes + column % COLUMNS;
-    const int64_t skip = COLUMNS + column % COLUMNS * 3, groups = p->stride / GROUP;
+    const char *group = p->weight + column / COLUMNS * p->block_bytes;
+    const int64_t at = column % COLUMNS, skip = 2 * COLUMNS + 4 * at, groups = p->stride / GROUP;
+    const int is_first = ISA == 256 && at == 0;
     const uint8_t *x = p->numbers + row * p->stride;
     const int32_t *sums = p->group_sums + row * groups;
     IVEC sum[MOST_ROWS][MOST_VECTORS];
@@ -150,7 +153,8 @@ QFN void Q(tile_of_nibbles)(const struct quantized *p, int64_t row, int64_t colu
     for (int64_t g = 0; g < groups; g++, group += GROUP_BYTES, x += GROUP) {
         IVEC dot[MOST_ROWS][MOST_VECTORS];
         for (int r = 0; r < ROWS; r++)
-            for (int v = 0; v < VECTORS; v++) dot[r][v] = Q(all)(sums[r * groups + g]);
+            for (int v = 0; v < VECTORS; v++) dot[r][v] = Q(all)(-8 * sums[r * groups + g]);
+        if (is_first) NAME(prefetch)(group, GROUP_BYTES);
 #pragma GCC unroll 4
         for (int j = 0; j < GROUP / 8; j++)
             for (int v = 0; v < VECTORS; v++) {
@@ -163,7 +167,7 @@ QFN void Q(tile_of_nibbles)(const struct quantized *p, int64_t row, int64_t colu
             }
         for (int r = 0; r < ROWS; r++)
             for (int v = 0; v < VECTORS; v++)
-                sum[r][v] = Q(add_scaled)(sum[r][v], dot[r][v], (const int8_t *)group + LANES * v);
+                sum[r][v] = Q(add_scaled)(sum[r][v], dot[r][v], sums[r * groups + g], (const int8_t *)group + 2 * (at + LANES * v));
     }
     Q(put)(p, row, column, sum, ROWS, VECTORS);
 }

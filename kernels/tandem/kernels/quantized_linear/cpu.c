@@ -3,8 +3,8 @@
 
        row      number · scale of the row, which its largest number gives       numbers from -127 to 127
        8 bits   number · scale of the column                                    from -127 to 127
-       4 bits   number · scale of 32 · scale of the column                      from -8 to 7, and from -15 to 15: their
-                                                                                product is a number of 8 bits again
+       4 bits   (number · scale of 32 + offset of 32) · scale of the column     from -8 to 7, the scale from 1 to 15, and the
+                                                                                offset so that it is a number of 8 bits again
 
    So both kinds are the same sum of products of whole numbers, which is exact in any order and on any unit.
    Numbers of 8 bits lie as oneDNN packs them, [columns / block][inner / 4][block][4]; those of 4 bits as in columns.h, in
@@ -16,8 +16,10 @@
 #include "product.h"
 
 #define LEAST_WEIGHT 1e-30f /* columns of smaller numbers are zeros */
-#define LEAST_SHARE_OF_TOP 0.7f
-#define MOST_SHARE_OF_TOP 1.15f
+#define MOST_NUMBER 127.0f
+#define TOP_NUMBER 120.0f /* of a column's largest, before it is rounded */
+#define LEAST_SHARE_OF_STEP 0.75f /* scales that are tried, as shares of the one with which a group's numbers span all q */
+#define MOST_SHARE_OF_STEP 1.05f
 
 struct weight {
     const char *weight; /* [columns][inner] in float32 or bfloat16; to unpack: numbers of 4 bits */

@@ -8,9 +8,9 @@
 #include <stdint.h>
 #include <string.h>
 
-#define GROUP 32  /* inner numbers of 4 bits that share a scale */
+#define GROUP 32  /* inner numbers of 4 bits that share a scale and an offset */
 #define COLUMNS 64 /* of a block of numbers of 4 bits */
-#define GROUP_BYTES (COLUMNS + COLUMNS * GROUP / 2)
+#define GROUP_BYTES (2 * COLUMNS + COLUMNS * GROUP / 2)
 #define PLANE 255 /* a number of two bytes is 255 · higher + lower, both from -127 to 127 */
 
 struct quantized {
@@ -27,7 +27,7 @@ struct quantized {
     int64_t planes;      /* bytes of a row's number: 1, or 2, of which the first row of `numbers` has the higher */
     uint8_t *numbers;    /* room for `planes` rows of `stride` bytes a row, a multiple of GROUP that holds inner */
     float *row_scales;   /* room for a scale a row */
-    int32_t *group_sums; /* of 4 bits: room for minus eight times the sum of every group of a row of `numbers` */
+    int32_t *group_sums; /* of 4 bits: room for the sum of every group of a row of `numbers` */
     int64_t stride, threads;
 };
 

@@ -6,15 +6,17 @@ import torch
 from torch import Tensor
 
 GROUP = 32
-"""Inner numbers of 4 bits that share a scale."""
+"""Inner numbers of 4 bits that share a scale and an offset."""
 PLANE = 255
 """Of a row's number of 16 bits: it is PLANE · a number of 8 bits + another."""
 MOST = {8: 127.0, 16: 127.0 * PLANE + 127.0}
 """A row's largest number, by its bits."""
 LEAST = 1e-30
 """Rows and columns of smaller numbers are taken for zeros: their scale has no reciprocal."""
-_TOP_SHARES = (0.7, 1.15)
-"""Scales of 4 bits that are tried, as shares of the one with which a group's largest number is an 8."""
+_TOP_NUMBER = 120.0
+"""Of 4 bits, a column's largest number before it is rounded."""
+_STEP_SHARES = (0.75, 1.05)
+"""Scales of 4 bits that are tried, as shares of the one with which a group's numbers span all."""
 
 
 def quantize_rows_reference(x: Tensor, bits: int = 8) -> tuple[Tensor, Tensor]:
@@ -37,31 +39,40 @@ def planes_reference(numbers: Tensor) -> Tensor:
 def quantize_weight_reference(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     """weight `[columns, inner]` as int8 numbers and fp32 scales `[columns]`: weight ≈ numbers · scale.
 
-    Of 4 bits the numbers are q · s with q from -8 to 7 and one s from -15 to 15 for 32 neighbours: the s with the least
-    squared error, and the column's scale fits the chosen numbers by least squares. Two levels of scales with whole
-    numbers between them are Lin et al. 2024 (QServe), section 4.1.
+    Of 4 bits the numbers are s · q + o with q from -8 to 7, and for 32 neighbours one s from 1 to 15 and one o: those
+    of the least squared error that are found; the column's scale fits the chosen numbers by least squares. Two levels
+    of scales with whole numbers between them are Lin et al. 2024 (QServe), section 4.1.
     """
     if bits == 8:
         return quantize_rows_reference(weight)
     columns, inner = weight.shape
     wide = torch.nn.functional.pad(weight.float(), (0, -inner % GROUP))
+    inside = torch.nn.functional.pad(torch.ones(inner), (0, -inner % GROUP)).view(1, -1, GROUP)
     top = wide.abs().amax(1)
     is_used = top >= LEAST
-    targets = (wide * torch.where(is_used, _over(120.0, top), 0.0)[:, None]).view(columns, -1, GROUP)
-    highest = targets.abs().amax(2) / 8
-    low, high = (_TOP_SHARES[0] * highest).floor().clamp_(1), (_TOP_SHARES[1] * highest).ceil().clamp_(max=15)
-    best, least = torch.zeros_like(targets), (targets * targets).sum(2)
-    least[highest >= 1 / 64] = torch.inf
-    for size in range(1, 16):
-        for scale in (-size, size):
-            values = (targets * (1.0 / scale)).round_().clamp_(-8, 7) * scale
+    targets = (wide * torch.where(is_used, _over(_TOP_NUMBER, top), 0.0)[:, None]).view(columns, -1, GROUP)
+    low, high = targets.amin(2), targets.amax(2)
+    step = (high - low) / 15
+    first, last = (_STEP_SHARES[0] * step).floor().clamp_(1, 15), (_STEP_SHARES[1] * step).ceil().clamp_(1, 15)
+    best, least = torch.zeros_like(targets), torch.full_like(step, torch.inf)
+    for scale in range(1, 16):
+        for start in ((low + high + scale) / 2, low + 8 * scale, high - 7 * scale):
+            offset = start.round()
+            for _ in range(2):
+                rest = (targets - scale * _nearest(targets, scale, offset)) * inside
+                offset = (rest.sum(2) / inside.sum(2)).round_().clamp_(8 * scale - 127, 127 - 7 * scale)
+            values = (scale * _nearest(targets, scale, offset) + offset[..., None]) * inside
             error = (targets - values).square_().sum(2)
-            is_better = (error < least) & (size >= low) & (size <= high)
+            is_better = (error < least) & (first <= scale) & (scale <= last)
             best[is_better], least[is_better] = values[is_better], error[is_better]
     values = best.view(columns, -1)
     met, own = (targets.view(columns, -1) * values).sum(1), (values * values).sum(1)
-    fitted = torch.where(own > 0, top / 120.0 * (met / own), 0.0)
+    fitted = torch.where(own > 0, top / _TOP_NUMBER * (met / own), 0.0)
     return values[:, :inner].to(torch.int8), fitted
+
+
+def _nearest(targets: Tensor, scale: int, offset: Tensor) -> Tensor:
+    return ((targets - offset[..., None]) * (1.0 / scale)).round_().clamp_(-8, 7)
 
 
 def quantized_linear_reference(

@@ -82,7 +82,7 @@ FN void NAME(sum_groups)(const struct quantized *p, const int8_t *bytes, int64_t
     for (int64_t g = 0; g * GROUP < p->stride; g++) {
         int32_t sum = 0;
         for (int i = 0; i < GROUP; i++) sum += bytes[g * GROUP + i];
-        p->group_sums[row * (p->stride / GROUP) + g] = -8 * sum;
+        p->group_sums[row * (p->stride / GROUP) + g] = sum;
     }
 }
 

@@ -27,7 +27,7 @@ AVX2_PATH = 2
 """LIBRARY.path on AVX2."""
 COLUMNS = 64
 """Columns of a block of 4 bits, and of the part that the C code gates at a time."""
-_GROUP_BYTES = COLUMNS + COLUMNS * GROUP // 2
+_GROUP_BYTES = 2 * COLUMNS + COLUMNS * GROUP // 2
 _BLOCKS = (64, 48, 32, 16)
 _SAMPLES = 16
 

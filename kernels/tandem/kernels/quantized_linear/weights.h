@@ -32,59 +32,85 @@ FN VEC NAME(nearest)(VEC target, float by) {
     return NAME(most)(NAME(all)(-8.0f), NAME(least)(NAME(all)(7.0f), NAME(whole)(NAME(mul)(target, NAME(all)(by)))));
 }
 
-/* The scale, from -15 to 15, with which whole numbers from -8 to 7 come nearest to a group's targets. */
-FN int NAME(best_scale)(const VEC *target) {
-    VEC most = NAME(zero)();
-    for (int v = 0; v < GROUP / LANES; v++) most = NAME(most)(most, NAME(size)(target[v]));
-    const float top = NAME(largest)(most) / 8.0f;
-    if (top < 1.0f / 64) return 0;
-    int low = (int)(LEAST_SHARE_OF_TOP * top), high = (int)ceilf(MOST_SHARE_OF_TOP * top), best = 0;
-    if (low < 1) low = 1;
-    if (high > 15) high = 15;
-    float least = INFINITY;
-    for (int size = low; size <= high; size++)
-        for (int scale = -size; scale <= size; scale += 2 * size) {
-            VEC sum = NAME(zero)();
-            for (int v = 0; v < GROUP / LANES; v++) {
-                const VEC off = NAME(fma)(NAME(nearest)(target[v], 1.0f / (float)scale), NAME(all)((float)-scale), target[v]);
-                sum = NAME(fma)(off, off, sum);
-            }
-            const float error = NAME(sum)(sum);
-            if (error < least) least = error, best = scale;
+struct NAME(group) {
+    VEC target[GROUP / LANES], inside[GROUP / LANES]; /* 1 where there is a number, 0 behind the last */
+    float scale, offset;
+};
+
+/* q of a vector of targets: whole numbers from -8 to 7. */
+FN VEC NAME(numbers_of)(const struct NAME(group) *g, int v, float scale, float offset) {
+    return NAME(nearest)(NAME(add)(g->target[v], NAME(all)(-offset)), 1.0f / scale);
+}
+
+/* The squared error of scale · q + offset; the offset that would be best with these q goes to `next`. */
+FN float NAME(error_of)(const struct NAME(group) *g, float scale, float offset, float *next) {
+    VEC sum = NAME(zero)(), total = NAME(zero)(), count = NAME(zero)();
+    for (int v = 0; v < GROUP / LANES; v++) {
+        const VEC rest = NAME(fma)(NAME(numbers_of)(g, v, scale, offset), NAME(all)(-scale), g->target[v]);
+        const VEC off = NAME(mul)(NAME(add)(rest, NAME(all)(-offset)), g->inside[v]);
+        sum = NAME(fma)(off, off, sum), total = NAME(fma)(rest, g->inside[v], total), count = NAME(add)(count, g->inside[v]);
+    }
+    /* So that numbers stay from -127 to 127. */
+    *next = fminf(MOST_NUMBER - 7 * scale, fmaxf(8 * scale - MOST_NUMBER, rintf(NAME(sum)(total) / NAME(sum)(count))));
+    return NAME(sum)(sum);
+}
+
+/* The scale, from 1 to 15, and the offset with which whole numbers from -8 to 7 come nearest to a group's targets. */
+FN void NAME(find_grid)(struct NAME(group) *g) {
+    float low = INFINITY, high = -INFINITY, least = INFINITY;
+    for (int v = 0; v < GROUP / LANES; v++) {
+        float all[LANES];
+        NAME(store_f32)(all, g->target[v]);
+        for (int i = 0; i < LANES; i++) low = fminf(low, all[i]), high = fmaxf(high, all[i]);
+    }
+    const float step = (high - low) / 15.0f, last = fminf(15.0f, fmaxf(1.0f, ceilf(MOST_SHARE_OF_STEP * step)));
+    for (float scale = fminf(15.0f, fmaxf(1.0f, floorf(LEAST_SHARE_OF_STEP * step))); scale <= last; scale++) {
+        const float starts[] = {(low + high + scale) / 2, low + 8 * scale, high - 7 * scale};
+        for (int start = 0; start < 3; start++) {
+            float offset = rintf(starts[start]), next;
+            for (int turn = 0; turn < 2; turn++) NAME(error_of)(g, scale, offset, &next), offset = next;
+            const float error = NAME(error_of)(g, scale, offset, &next);
+            if (error < least) least = error, g->scale = scale, g->offset = offset;
         }
-    return best;
+    }
+}
+
+FN void NAME(load_group)(struct NAME(group) *g, const struct weight *w, int64_t column, int64_t from, float by) {
+    const char *x = w->weight + column * w->inner * (w->is_bf16 ? 2 : 4);
+    for (int v = 0; v < GROUP / LANES; v++) {
+        const int64_t i = from + v * LANES;
+        float inside[LANES];
+        for (int j = 0; j < LANES; j++) inside[j] = i + j < w->inner ? 1.0f : 0.0f;
+        g->inside[v] = NAME(load_f32)(inside), g->target[v] = NAME(zero)();
+        if (i < w->inner) g->target[v] = NAME(mul)(NAME(load_some)(x, i, w->inner, (int)w->is_bf16), NAME(all)(by));
+    }
 }
 
 ENTRY void NAME(to_nibbles)(const struct weight *w, int64_t first, int64_t last) {
     for (int64_t column = first; column < last; column++) {
-        const char *x = w->weight + column * w->inner * (w->is_bf16 ? 2 : 4);
-        const float top = NAME(size_of)(w, column), by = top < LEAST_WEIGHT ? 0.0f : 120.0f / top;
+        const float top = NAME(size_of)(w, column), by = top < LEAST_WEIGHT ? 0.0f : TOP_NUMBER / top;
         VEC met = NAME(zero)(), own = NAME(zero)(), total = NAME(zero)();
-        for (int64_t g = 0; g * GROUP < w->inner; g++) {
-            VEC target[GROUP / LANES];
-            for (int v = 0; v < GROUP / LANES; v++) {
-                const int64_t i = g * GROUP + v * LANES;
-                target[v] = NAME(all)(0.0f);
-                if (i < w->inner) target[v] = NAME(mul)(NAME(load_some)(x, i, w->inner, (int)w->is_bf16), NAME(all)(by));
-            }
-            const int scale = NAME(best_scale)(target);
+        char *group = w->numbers + column / COLUMNS * w->block_bytes;
+        for (int64_t i = 0; i < w->inner; i += GROUP, group += GROUP_BYTES) {
+            struct NAME(group) g;
+            NAME(load_group)(&g, w, column, i, by);
+            NAME(find_grid)(&g);
             uint8_t numbers[GROUP];
             for (int v = 0; v < GROUP / LANES; v++) {
-                const VEC q = scale ? NAME(nearest)(target[v], 1.0f / (float)scale) : NAME(zero)();
-                const VEC value = NAME(mul)(q, NAME(all)((float)scale));
-                met = NAME(fma)(target[v], value, met), own = NAME(fma)(value, value, own), total = NAME(add)(total, value);
+                const VEC q = NAME(numbers_of)(&g, v, g.scale, g.offset);
+                const VEC value = NAME(mul)(NAME(fma)(q, NAME(all)(g.scale), NAME(all)(g.offset)), g.inside[v]);
+                met = NAME(fma)(g.target[v], value, met), own = NAME(fma)(value, value, own), total = NAME(add)(total, value);
                 NAME(store_numbers)(numbers + v * LANES, q, 0);
             }
-            char *group = w->numbers + column / COLUMNS * w->block_bytes + g * GROUP_BYTES + column % COLUMNS;
-            *group = (char)scale;
-            group += COLUMNS + column % COLUMNS * 3;
+            group[column % COLUMNS * 2] = (char)g.scale, group[column % COLUMNS * 2 + 1] = (char)g.offset;
+            char *packed = group + 2 * COLUMNS + column % COLUMNS * 4;
             for (int j = 0; j < GROUP; j += 8)
-                for (int i = 0; i < 4; i++)
-                    group[j / 8 * 4 * COLUMNS + i] = (char)(((numbers[j + i] + 8) & 15) | ((numbers[j + 4 + i] + 8) & 15) << 4);
+                for (int k = 0; k < 4; k++)
+                    packed[j / 8 * 4 * COLUMNS + k] = (char)(((numbers[j + k] + 8) & 15) | ((numbers[j + 4 + k] + 8) & 15) << 4);
         }
         w->sums[column] = -(int32_t)NAME(sum)(total);
         const float norm = NAME(sum)(own); /* least squares: the scale that fits the chosen numbers best */
-        w->scales[column] = norm > 0.0f ? top / 120.0f * (NAME(sum)(met) / norm) : 0.0f;
+        w->scales[column] = norm > 0.0f ? top / TOP_NUMBER * (NAME(sum)(met) / norm) : 0.0f;
     }
 }
 
@@ -94,16 +120,24 @@ ENTRY void NAME(unpack)(const struct weight *w, int64_t first, int64_t last) {
         const char *group = w->weight + block * w->block_bytes;
         char *out = w->numbers + block * w->out_block_bytes;
         for (int64_t i = 0; i < w->inner; i += GROUP, group += GROUP_BYTES) {
-            int16_t scales[4 * COLUMNS];
-            for (int c = 0; c < 4 * COLUMNS; c++) scales[c] = ((const int8_t *)group)[c / 4];
+            int16_t scales[4 * COLUMNS], offsets[4 * COLUMNS];
+            for (int c = 0; c < 4 * COLUMNS; c++) {
+                scales[c] = ((const int8_t *)group)[c / 4 * 2];
+                offsets[c] = (int16_t)(((const int8_t *)group)[c / 4 * 2 + 1] - 8 * scales[c]);
+            }
             for (int j = 0; j < GROUP / 8; j++, out += 8 * COLUMNS) {
-                const uint8_t *both = (const uint8_t *)group + COLUMNS + j * 4 * COLUMNS;
+                const uint8_t *both = (const uint8_t *)group + 2 * COLUMNS + j * 4 * COLUMNS;
                 if (i + 8 * j >= w->inner) break;
-                for (int c = 0; c < 4 * COLUMNS; c++) out[c] = (char)((int16_t)((both[c] & 15) - 8) * scales[c]);
+                for (int c = 0; c < 4 * COLUMNS; c++) out[c] = (char)((int16_t)(both[c] & 15) * scales[c] + offsets[c]);
                 if (i + 8 * j + 4 >= w->inner) break;
-                for (int c = 0; c < 4 * COLUMNS; c++) out[4 * COLUMNS + c] = (char)((int16_t)((both[c] >> 4) - 8) * scales[c]);
+                for (int c = 0; c < 4 * COLUMNS; c++)
+                    out[4 * COLUMNS + c] = (char)((int16_t)(both[c] >> 4) * scales[c] + offsets[c]);
             }
         }
+        /* Behind the last number of a four are zeros: rows have 128 there. */
+        char *last = w->numbers + block * w->out_block_bytes + w->inner / 4 * 4 * COLUMNS;
+        for (int64_t k = w->inner % 4; k && k < 4; k++)
+            for (int c = 0; c < COLUMNS; c++) last[4 * c + k] = 0;
     }
 }
 
