@@ -96,6 +96,24 @@ def test_wide_rows_are_fewer_for_the_stack(randn, monkeypatch) -> None:
     assert row.most_rows == (1 if cpu_level() is CpuLevel.AMX else 3)
 
 
+@pytest.mark.parametrize("row_bits", [8, 16])
+def test_the_widest_rows_fit_the_stack_of_a_thread(randn, row_bits) -> None:
+    """Rows as bytes with sums of their groups, on AVX2 from some rows on also widened, in tiles of 6, beside a panel of 16
+    columns. The results are those of the parts."""
+    layer, inner = parts(randn, has_bias=False, bits=8, row_bits=row_bits, inner=28_672), 28_672
+    row = fused(layer)
+    count = min(row.few_rows, MOST_ROWS)
+    needed = count * row_bits // 8 * inner * 9 // 8
+    if cpu_level() is CpuLevel.AVX2 and count >= {8: 10, 16: 4}[row_bits]:
+        needed += 2 * inner * (-(-count // 6) * 6 + 16)
+    assert needed <= 2 << 20
+    torch.set_num_threads(3)
+    x, mixed = randn(count, WIDTH, dtype=torch.bfloat16), randn(count, HEADS * HEAD_DIM, dtype=torch.bfloat16)
+    found = row.behind(x.clone(), mixed)
+    normed = rms_norm(x, layer.mlp_norm, layer.eps, added=layer.o(mixed))  # type: ignore[operator]
+    close(found, x + layer.down(silu_mul(layer.gate_up(normed))))  # type: ignore[operator]
+
+
 def test_other_layers_are_not_fused(randn) -> None:
     layer = parts(randn, has_bias=False)
     for other in (

@@ -25,7 +25,7 @@ MOST_ROWS = 32
 _MOST_NUMBERS = 1 << 16
 """Most numbers of a row, because threads keep copies on their stacks."""
 _MOST_TOGETHER = 1 << 20
-"""Most bytes of all rows of a call, quantised: a stack may have no more than 2 MiB."""
+"""Most bytes of all rows of a call, quantised, without what AVX2 widens: a stack may have no more than 2 MiB."""
 _Product = PrepackedLinear | QuantizedLinear
 _NORM_OUT, _NORM_ROWS, _NORM_FIELDS = 3, 4, 8
 """Behind x, among the fields of `struct norm`; and how many those are."""
@@ -78,7 +78,7 @@ class DenseRow:
         self._kept = (parts, qkv, o, gate_up, down)
         widest = max(product.inner for product in (qkv, o, gate_up, down))
         products = [one for one in (qkv, o, gate_up, down) if isinstance(one, QuantizedLinear)]
-        together = _MOST_TOGETHER // (widest * max((one.bytes_a_number for one in products), default=1))
+        together = min([_MOST_TOGETHER // widest, *(one.rows_within(_MOST_TOGETHER) for one in products)])
         many = min(MOST_ROWS, max(1, together))
         self.few_rows = 1 if cpu_level() is CpuLevel.AMX else many
         takes_all = len(products) == 4 and all(one.takes_many for one in products) and products[2].has_strips

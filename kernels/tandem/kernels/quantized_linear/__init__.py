@@ -2,8 +2,8 @@
 
 A weight has a scale a column; of 4 bits also a whole one and an offset for 32 neighbours, so that its numbers are
 numbers of 8 bits again. A row of 16 bits is two of 8. All kinds are sums of products of whole numbers, the same to the
-last bit in C and in torch, and of rows of 8 bits in oneDNN. Few rows go to C code (AVX512-VNNI or AVX2) that reads the
-bytes once at memory's speed; many too, where there is no matrix unit, and to oneDNN elsewhere.
+last bit in C and in torch, and of rows of 8 bits in oneDNN. C code (AVX512-VNNI or AVX2) multiplies few rows and
+reads the weight once. It multiplies many rows, too; where there is a matrix unit, oneDNN does.
 """
 
 from __future__ import annotations

@@ -94,10 +94,15 @@ class QuantizedLinear:
         """True if the columns are whole strips of gates and as many strips of gated numbers."""
         return self.weight.columns % (2 * COLUMNS) == 0
 
-    @property
-    def bytes_a_number(self) -> int:
-        """Memory for rows, by their numbers: as they are quantised, and widened for AVX2."""
-        return self._planes + 2 * self._may_widen
+    def rows_within(self, stack_bytes: int) -> int:
+        """How many rows a fused layer's thread may quantise within so many bytes of its stack; it has half as many more
+        for rows and a panel of columns that AVX2 widens."""
+        plain = stack_bytes // (self._planes * self.inner)
+        if not self._may_widen:
+            return plain
+        panel = 2 * (_PANEL_COLUMNS + _TILE_ROWS - 1) * self.inner
+        widened = (3 * stack_bytes // 2 - panel) // ((self._planes + 2) * self.inner)
+        return min(plain, max(widened, _MANY_ROWS[8 * self._planes] - 1))
 
     @property
     def _may_widen(self) -> bool:

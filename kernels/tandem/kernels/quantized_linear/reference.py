@@ -66,9 +66,10 @@ def quantize_weight_reference(weight: Tensor, bits: int) -> tuple[Tensor, Tensor
             is_better = (error < least) & (first <= scale) & (scale <= last)
             best[is_better], least[is_better] = values[is_better], error[is_better]
     values = best.view(columns, -1)
-    met, own = (targets.view(columns, -1) * values).sum(1), (values * values).sum(1)
-    fitted = torch.where(own > 0, top / _TOP_NUMBER * (met / own), 0.0)
-    return values[:, :inner].to(torch.int8), fitted
+    wanted, found = targets.view(columns, -1).double(), values.double()
+    met, own = (wanted * found).sum(1), (found * found).sum(1)
+    fitted = torch.where(own > 0, top.double() / _TOP_NUMBER * (met / own), 0.0)
+    return values[:, :inner].to(torch.int8), fitted.float()
 
 
 def _nearest(targets: Tensor, scale: int, offset: Tensor) -> Tensor:

@@ -89,7 +89,7 @@ FN void NAME(load_group)(struct NAME(group) *g, const struct weight *w, int64_t 
 ENTRY void NAME(to_nibbles)(const struct weight *w, int64_t first, int64_t last) {
     for (int64_t column = first; column < last; column++) {
         const float top = NAME(size_of)(w, column), by = top < LEAST_WEIGHT ? 0.0f : TOP_NUMBER / top;
-        VEC met = NAME(zero)(), own = NAME(zero)(), total = NAME(zero)();
+        double met = 0, own = 0, total = 0; /* so that the order of additions changes no scale */
         char *group = w->numbers + column / COLUMNS * w->block_bytes;
         for (int64_t i = 0; i < w->inner; i += GROUP, group += GROUP_BYTES) {
             struct NAME(group) g;
@@ -99,7 +99,11 @@ ENTRY void NAME(to_nibbles)(const struct weight *w, int64_t first, int64_t last)
             for (int v = 0; v < GROUP / LANES; v++) {
                 const VEC q = NAME(numbers_of)(&g, v, g.scale, g.offset);
                 const VEC value = NAME(mul)(NAME(fma)(q, NAME(all)(g.scale), NAME(all)(g.offset)), g.inside[v]);
-                met = NAME(fma)(g.target[v], value, met), own = NAME(fma)(value, value, own), total = NAME(add)(total, value);
+                float targets[LANES], values[LANES];
+                NAME(store_f32)(targets, g.target[v]), NAME(store_f32)(values, value);
+                for (int k = 0; k < LANES; k++) {
+                    met += (double)targets[k] * values[k], own += (double)values[k] * values[k], total += values[k];
+                }
                 NAME(store_numbers)(numbers + v * LANES, q, 0);
             }
             group[column % COLUMNS * 2] = (char)g.scale, group[column % COLUMNS * 2 + 1] = (char)g.offset;
@@ -108,9 +112,9 @@ ENTRY void NAME(to_nibbles)(const struct weight *w, int64_t first, int64_t last)
                 for (int k = 0; k < 4; k++)
                     packed[j / 8 * 4 * COLUMNS + k] = (char)(((numbers[j + k] + 8) & 15) | ((numbers[j + 4 + k] + 8) & 15) << 4);
         }
-        w->sums[column] = -(int32_t)NAME(sum)(total);
-        const float norm = NAME(sum)(own); /* least squares: the scale that fits the chosen numbers best */
-        w->scales[column] = norm > 0.0f ? top / TOP_NUMBER * (NAME(sum)(met) / norm) : 0.0f;
+        w->sums[column] = -(int32_t)total;
+        /* Least squares: the scale that fits the chosen numbers best. */
+        w->scales[column] = own > 0 ? (float)(top / (double)TOP_NUMBER * (met / own)) : 0.0f;
     }
 }
 
