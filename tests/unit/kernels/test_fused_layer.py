@@ -98,7 +98,7 @@ def test_wide_rows_are_fewer_for_the_stack(randn, monkeypatch) -> None:
 
 @pytest.mark.parametrize("row_bits", [8, 16])
 def test_the_widest_rows_fit_the_stack_of_a_thread(randn, row_bits) -> None:
-    """Rows as bytes with sums of their groups, on AVX2 from some rows on also widened, in tiles of 6, beside a panel of 16
+    """Rows as bytes with sums of groups, on AVX2 from some rows on also widened, in tiles of 6, beside a panel of 16
     columns. The results are those of the parts."""
     layer, inner = parts(randn, has_bias=False, bits=8, row_bits=row_bits, inner=28_672), 28_672
     row = fused(layer)
