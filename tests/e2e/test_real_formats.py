@@ -1,0 +1,55 @@
+"""SmolLM2-135M-Instruct gives the same answer in every format of its weights: alone, in a batch, and after a kill."""
+
+import pytest
+
+from bench.quality.texts import QUESTIONS
+from tests.chaos.survivors import Client
+from tests.integration.engine.real_model import smollm2
+from tools.running_cluster import Cluster, kill, running
+from tools.waiting import wait_for
+
+ANSWER = "The capital of France is Paris."
+FORMATS = {
+    "float32": ("--dtype", "float32"),
+    "bfloat16": ("--dtype", "bfloat16"),
+    "int8": ("--quantize", "int8"),
+    "w8a8": ("--quantize", "w8a8"),
+    "int4": ("--quantize", "int4"),
+}
+LAYOUT = ("--prefill", "1", "--decode", "2", "--disaggregation", "always", "--threads", "1")
+CUT_OFF = 600
+"""Tokens of an answer that does not end by itself: it still runs when its worker is killed."""
+
+
+@pytest.mark.drawn(1)
+@pytest.mark.parametrize("weights", FORMATS)
+def test_every_format_answers_alike(weights: str) -> None:
+    """The first question's answer, alone over a prefill and a decode worker, among 15 others, and through and after the
+    death of the decode worker that writes it."""
+    flags = ("--model", str(smollm2()), "--max-model-len", "2048", "--kv-memory", "128MiB", *FORMATS[weights])
+    with running(*LAYOUT, *flags) as cluster:
+        assert _answered(_ask(cluster, QUESTIONS[0])) == ANSWER
+        batch = [_ask(cluster, question) for question in QUESTIONS]
+        answers = [_answered(client) for client in batch]
+        assert answers[0] == ANSWER
+        assert all(answers)
+        long = _ask(cluster, QUESTIONS[0], max_tokens=CUT_OFF, ignore_eos=True)
+        wait_for(lambda: long.events > 3, 60, "its answer has begun")
+        (request,) = cluster.admin("/admin/v1/requests")["requests"]
+        kill(cluster.pids()[request["decode"]][0])
+        assert _answered(long).startswith(ANSWER)
+        assert _answered(_ask(cluster, QUESTIONS[0])) == ANSWER
+
+
+def _ask(cluster: Cluster, question: str, *, max_tokens: int = 48, ignore_eos: bool = False) -> Client:
+    messages = [{"role": "user", "content": question}]
+    return Client(cluster, {
+        "model": "smollm2", "messages": messages, "temperature": 0, "max_tokens": max_tokens, "ignore_eos": ignore_eos,
+        "stream": True, "stream_options": {"include_usage": True},
+    })  # fmt: skip
+
+
+def _answered(client: Client) -> str:
+    got = client.transcript()
+    assert got.is_well_formed, got.errors
+    return got.choices[0].text
