@@ -18,7 +18,8 @@ from typing import Any, Final
 
 from tandem.core import config, logs
 from tandem.core.bounds import Bound
-from tandem.engine.model_config import DTYPES, QUANTISATIONS, TP_SIZES
+from tandem.engine.model_config import DTYPES, TP_SIZES
+from tandem.engine.weight_formats import QUANTISATIONS
 from tandem.kvtransfer.transports.registry import AUTO, TRANSPORTS
 
 FILE: Final = Path(__file__).resolve().parent.parent / "deploy" / "helm" / "tandem" / "values.schema.json"

@@ -16,9 +16,10 @@ from tandem.core.errors import StartupError
 from tandem.core.gguf.model_files import GgufModel, is_gguf
 from tandem.core.kv_layout import DTYPE_BYTES
 from tandem.engine.memory_plan import AutomaticKV, StepBounds, plan_memory
-from tandem.engine.model_config import WEIGHT_BYTES, ModelConfig, read_model_config, tp_refusal
+from tandem.engine.model_config import ModelConfig, read_model_config, tp_refusal
 from tandem.engine.model_source import weight_files
 from tandem.engine.pool_plan import context_length, human_size, kv_layout, kv_tokens, plan_blocks
+from tandem.engine.weight_formats import WEIGHT_BYTES, chosen_format
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +89,8 @@ def _may_have_gpu(settings: WorkerSection) -> bool:
 def _weight_bytes(model_dir: Path, model: ModelConfig, dtype: str, quantize: str) -> int:
     """Compute the bytes that loaded weights take: from the sizes of safetensors files, which hold the model's dtype, or
     from the shapes of a GGUF model's tensors."""
-    each = WEIGHT_BYTES.get(quantize, DTYPE_BYTES[dtype])
+    kind = chosen_format(quantize, model.architecture, dtype=dtype, is_on_cpu=True)
+    each = WEIGHT_BYTES.get(kind, DTYPE_BYTES[dtype])
     if is_gguf(model_dir):
         gguf = GgufModel(model_dir)
         return int(sum(math.prod(gguf.tensor(name).shape) for name in gguf.file_of) * each)

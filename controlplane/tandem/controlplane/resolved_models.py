@@ -15,8 +15,9 @@ from tandem.core.errors import ConfigError, ModelError
 from tandem.core.files import expand_user
 from tandem.core.gguf.model_files import folder_of, is_gguf
 from tandem.core.state_enums import RoleName
-from tandem.engine.model_config import DTYPES, QUANTISATIONS, read_model_config
+from tandem.engine.model_config import DTYPES, read_model_config
 from tandem.engine.model_source import ModelSource, resolve_model, weight_files
+from tandem.engine.weight_formats import QUANTISATIONS
 
 _DTYPES = ("auto", *DTYPES)
 _SHORTEST_CONTEXT = 16

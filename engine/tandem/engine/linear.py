@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from tandem.core.errors import ConfigError
-from tandem.engine.model_config import QUANTISATIONS, ModelConfig
+from tandem.engine.model_config import ModelConfig
+from tandem.engine.weight_formats import QUANTISATIONS, QUANTISED_DTYPES, QUANTISED_FAMILIES
 from tandem.kernels.float_linear import LIBRARY as FLOAT_LINEAR
 from tandem.kernels.float_linear import FloatLinear
 from tandem.kernels.prepacked_linear import PrepackedLinear, packs
@@ -30,13 +31,6 @@ from tandem.kernels.quantized_linear import (
 
 Linear = Callable[[Tensor], Tensor]
 """[tokens, in_features] to [tokens, out_features], same dtype."""
-FAMILIES = frozenset({
-    "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Gemma2ForCausalLM",
-    "Gemma3ForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM", "GptOssForCausalLM",
-})  # fmt: skip
-"""Architectures in which every matrix is a product of rows, the only kind that is quantised."""
-DTYPES = ("float32", "bfloat16")
-"""Compute dtypes that quantised products answer in."""
 
 
 class Quantizer:
@@ -76,16 +70,16 @@ def quantizer_for(
     if kind not in QUANTISATIONS:
         raise ConfigError(f"--quantize {kind} is unknown", todo=f"use {', '.join(QUANTISATIONS)}")
     without, what = "leave --quantize out", f"--quantize {kind} cannot be used"
-    if config.architecture not in FAMILIES:
-        known = ", ".join(sorted(name.removesuffix("ForCausalLM") for name in FAMILIES))
+    if config.architecture not in QUANTISED_FAMILIES:
+        known = ", ".join(sorted(name.removesuffix("ForCausalLM") for name in QUANTISED_FAMILIES))
         raise ConfigError(f"{what} with {config.architecture}", why=f"it is known for {known}", todo=without)
     if device.type != "cpu":
         raise ConfigError(
             f"{what} on {device}", why="its kernels are for the CPU", todo=f"add --device cpu, or {without}"
         )
-    if dtype not in DTYPES:
+    if dtype not in QUANTISED_DTYPES:
         raise ConfigError(
-            f"{what} with {dtype}", why=f"its products are {' or '.join(DTYPES)}",
+            f"{what} with {dtype}", why=f"its products are {' or '.join(QUANTISED_DTYPES)}",
             todo=f"add --dtype bfloat16, or {without}",
         )  # fmt: skip
     return Quantizer(kind, is_exact=is_deterministic)

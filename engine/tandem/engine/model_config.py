@@ -25,10 +25,6 @@ ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"
 
 TP_SIZES = (1, 2, 3, 4, 8)
 SPOKEN_SIZES = f"{', '.join(map(str, TP_SIZES[:-1]))} or {TP_SIZES[-1]}"
-QUANTISATIONS = ("none", "int8", "w8a8", "int4")
-"""Values of `--quantize`."""
-WEIGHT_BYTES = {"int8": 1.0, "w8a8": 1.0, "int4": 18 / 32}
-"""Bytes of a quantised number in memory, with the scales and offsets of groups."""
 
 
 class KVShape(NamedTuple):

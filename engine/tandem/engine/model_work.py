@@ -18,8 +18,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandem.core.kv_layout import DTYPE_BYTES, KVLayout
-from tandem.engine.model_config import WEIGHT_BYTES, ModelConfig
+from tandem.engine.model_config import ModelConfig
 from tandem.engine.request import StepResult
+from tandem.engine.weight_formats import WEIGHT_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

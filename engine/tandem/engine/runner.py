@@ -30,6 +30,7 @@ from tandem.engine.request import TokenOutput
 from tandem.engine.runner_protocol import Ahead, Begun, LayersStored, SampleRow, StepBatch
 from tandem.engine.sampler import Choosing, choose, sample
 from tandem.engine.step_tensors import SequenceTensors, StepTensors, build_step, upload
+from tandem.engine.weight_formats import chosen_format
 from tandem.kernels import warmup
 from tandem.kernels.backend import REFERENCE, uses_triton
 from tandem.kernels.cpu_memory import keep_freed_memory
@@ -54,8 +55,8 @@ class ModelRunner:
     `max_model_len` 0 means the model's own limit. `layer_group` is how many layers pass between two calls of
     `on_layers`: a larger one costs less, a smaller one lets a transfer start earlier. Where layers are joined, a step
     of few sequences with a token each makes one call, behind all of them. `kv_dtype` "auto" takes the compute dtype;
-    attention always computes in the compute dtype. `enter` is called with phases as they begin. `quantize`: "int8",
-    "w8a8" or "int4" weights, see `Quantizer`.
+    attention always computes in the compute dtype. `enter` is called with phases as they begin. `quantize`: weights
+    of "int8", "w8a8" or "int4", or "auto", see `chosen_format`.
     `bounds`: the largest step, for which `memory` is planned; raises StartupError if that is not free. With
     `has_graphs` a GPU that is the only rank captures decode steps as CUDA graphs, where no layer asks the host.
 
@@ -80,9 +81,11 @@ class ModelRunner:
         check_tp(self.config, self.group.size)
         self.device = _device(device)
         self.dtype = _dtype(dtype, self.config, self.device, is_deterministic=is_deterministic)
-        self.quantize = quantize
+        self.quantize = chosen_format(
+            quantize, self.config.architecture, dtype=self.dtype, is_on_cpu=self.device.type == "cpu"
+        )
         quantizer = quantizer_for(
-            quantize, self.config, device=self.device, dtype=self.dtype, is_deterministic=is_deterministic
+            self.quantize, self.config, device=self.device, dtype=self.dtype, is_deterministic=is_deterministic
         )
         self.max_model_len = context_length(max_model_len, self.config)
         self.config = self.config.for_context(self.max_model_len)

@@ -123,8 +123,9 @@ def _assemble_leader(
     if loaded_rank.memory is not None:
         steps.note(loaded_rank.memory.words())
         if not engine_loading.is_on_device(loaded_rank.pools):
-            dtype = loaded_rank.fingerprint.compute_dtype
-            steps.note(f"computes in {dtype}; matrix products: {product_words(cpu_level(), dtype)}")
+            dtype, weights = loaded_rank.fingerprint.compute_dtype, loaded_rank.fingerprint.weight_quantisation
+            about = dtype if weights == "none" else f"{dtype}, weights in {weights}"
+            steps.note(f"computes in {about}; matrix products: {product_words(cpu_level(), dtype)}")
     runner = loaded_rank.runner
     steps.note(kv_words(runner.layout, runner.num_blocks, runner.max_model_len))
     if followers is not None:

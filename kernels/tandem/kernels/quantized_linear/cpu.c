@@ -26,6 +26,7 @@ struct weight {
     char *numbers;      /* [columns][inner] of 8 bits, or packed numbers of 4; to unpack: what oneDNN reads */
     float *scales;
     int32_t *sums; /* of 4 bits: minus the sums of columns */
+    const float *importance; /* of 4 bits: [inner], of errors in columns; NULL = all alike */
     int64_t columns, inner, is_bf16, block_bytes, out_block_bytes, threads;
 };
 

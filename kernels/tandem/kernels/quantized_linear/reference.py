@@ -36,18 +36,24 @@ def planes_reference(numbers: Tensor) -> Tensor:
     return torch.stack((first, numbers - PLANE * first), 1).flatten(0, 1).to(torch.int8)
 
 
-def quantize_weight_reference(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+def quantize_weight_reference(
+    weight: Tensor, bits: int, importance: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """weight `[columns, inner]` as int8 numbers and fp32 scales `[columns]`: weight ≈ numbers · scale.
 
     Of 4 bits the numbers are s · q + o with q from -8 to 7, and for 32 neighbours one s from 1 to 15 and one o: those
-    of the least squared error that are found; the column's scale fits the chosen numbers by least squares. Two levels
-    of scales with whole numbers between them are Lin et al. 2024 (QServe), section 4.1.
+    of the least squared error that are found; the column's scale fits the chosen numbers by least squares. Squared
+    errors are weighted by `importance` `[inner]`, positive, where there is one. Two levels of scales with whole numbers
+    between them are Lin et al. 2024 (QServe), section 4.1.
     """
     if bits == 8:
         return quantize_rows_reference(weight)
     columns, inner = weight.shape
     wide = torch.nn.functional.pad(weight.float(), (0, -inner % GROUP))
     inside = torch.nn.functional.pad(torch.ones(inner), (0, -inner % GROUP)).view(1, -1, GROUP)
+    by = inside
+    if importance is not None:
+        by = torch.nn.functional.pad(importance.float(), (0, -inner % GROUP)).view(1, -1, GROUP)
     top = wide.abs().amax(1)
     is_used = top >= LEAST
     targets = (wide * torch.where(is_used, _over(_TOP_NUMBER, top), 0.0)[:, None]).view(columns, -1, GROUP)
@@ -59,15 +65,16 @@ def quantize_weight_reference(weight: Tensor, bits: int) -> tuple[Tensor, Tensor
         for start in ((low + high + scale) / 2, low + 8 * scale, high - 7 * scale):
             offset = start.round()
             for _ in range(2):
-                rest = (targets - scale * _nearest(targets, scale, offset)) * inside
-                offset = (rest.sum(2) / inside.sum(2)).round_().clamp_(8 * scale - 127, 127 - 7 * scale)
+                rest = (targets - scale * _nearest(targets, scale, offset)) * by
+                offset = (rest.sum(2) / by.sum(2)).round_().clamp_(8 * scale - 127, 127 - 7 * scale)
             values = (scale * _nearest(targets, scale, offset) + offset[..., None]) * inside
-            error = (targets - values).square_().sum(2)
+            error = (targets - values).square_().mul_(by).sum(2)
             is_better = (error < least) & (first <= scale) & (scale <= last)
             best[is_better], least[is_better] = values[is_better], error[is_better]
     values = best.view(columns, -1)
     wanted, found = targets.view(columns, -1).double(), values.double()
-    met, own = (wanted * found).sum(1), (found * found).sum(1)
+    weighted = found * by.view(1, -1).double()
+    met, own = (wanted * weighted).sum(1), (found * weighted).sum(1)
     fitted = torch.where(own > 0, top.double() / _TOP_NUMBER * (met / own), 0.0)
     return values[:, :inner].to(torch.int8), fitted.float()
 

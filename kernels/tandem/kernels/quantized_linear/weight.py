@@ -49,12 +49,13 @@ class QuantizedWeight:
 
     `packed` is what oneDNN multiplies with: of 4 bits only where there is no C code, and 8 bits are kept. `layout` is
     what the C code reads, None where it has no part. `numbers` is plain int8, where neither is there. Raises ValueError
-    for a weight that no kind of sum can hold, and TypeError for another dtype.
+    for a weight that no kind of sum can hold, and TypeError for another dtype. `importance`: as of
+    `quantize_weight_reference`.
     """
 
     __slots__ = ("_kept", "bits", "columns", "dtype", "inner", "layout", "numbers", "packed", "scales", "sums")
 
-    def __init__(self, weight: Tensor, bits: int) -> None:
+    def __init__(self, weight: Tensor, bits: int, importance: Tensor | None = None) -> None:
         if weight.dtype not in (torch.float32, torch.bfloat16):
             raise TypeError(f"weights to quantise are float32 or bfloat16, not {weight.dtype}")
         self.columns, self.inner = weight.shape
@@ -69,26 +70,26 @@ class QuantizedWeight:
         self._kept: Tensor | None = None
         has_code = LIBRARY.serves()
         if bits == 4 and has_code:
-            self._make_nibbles(weight.contiguous())
+            self._make_nibbles(weight.contiguous(), importance)
         else:
-            self._make_bytes(weight.contiguous(), has_code=has_code)
+            self._make_bytes(weight.contiguous(), importance, has_code=has_code)
         if self.layout is not None:
             blocks = -(-self.columns // self.layout.block)
             collect_into_huge_pages(self.layout.address, blocks * self.layout.block_bytes)
 
-    def _make_nibbles(self, weight: Tensor) -> None:
+    def _make_nibbles(self, weight: Tensor, importance: Tensor | None) -> None:
         block_bytes = -(-self.inner // GROUP) * _GROUP_BYTES
         self._kept = torch.zeros((_padded(self.columns) // COLUMNS, block_bytes), dtype=torch.uint8)
         self.sums = torch.zeros(_padded(self.columns), dtype=torch.int32)
-        self._quantize(NIBBLES, weight, self._kept, block_bytes)
+        self._quantize(NIBBLES, weight, self._kept, block_bytes, importance)
         self.layout = Layout(self._kept.data_ptr(), COLUMNS, block_bytes, 4)
 
-    def _make_bytes(self, weight: Tensor, *, has_code: bool) -> None:
+    def _make_bytes(self, weight: Tensor, importance: Tensor | None, *, has_code: bool) -> None:
         if has_code:
             numbers = torch.empty((self.columns, self.inner), dtype=torch.int8)
             self._quantize(BYTES, weight, numbers, 0)
         else:
-            numbers, self.scales[: self.columns] = quantize_weight_reference(weight, self.bits)
+            numbers, self.scales[: self.columns] = quantize_weight_reference(weight, self.bits, importance)
         if has_onednn():
             self.packed = torch.ops.onednn.qlinear_prepack(numbers, None)
             self.layout = find_layout(self.packed, numbers) if has_code else None
@@ -100,11 +101,15 @@ class QuantizedWeight:
         else:
             self.numbers = numbers
 
-    def _quantize(self, work: int, weight: Tensor, numbers: Tensor, block_bytes: int) -> None:
+    def _quantize(
+        self, work: int, weight: Tensor, numbers: Tensor, block_bytes: int, importance: Tensor | None = None
+    ) -> None:
         sums = 0 if self.sums is None else self.sums.data_ptr()
+        by = None if importance is None else importance.float().contiguous()
         LIBRARY.call((
-            work, weight.data_ptr(), numbers.data_ptr(), self.scales.data_ptr(), sums, self.columns, self.inner,
-            weight.dtype is torch.bfloat16, block_bytes, 0, torch.get_num_threads(),
+            work, weight.data_ptr(), numbers.data_ptr(), self.scales.data_ptr(), sums,
+            0 if by is None else by.data_ptr(), self.columns, self.inner, weight.dtype is torch.bfloat16, block_bytes, 0,
+            torch.get_num_threads(),
         ))  # fmt: skip
 
 
@@ -126,7 +131,7 @@ class Unpacked:
             return None
         layout = place[1]
         LIBRARY.call((
-            UNPACK, weight.layout.address, layout.address, 0, 0, weight.columns, weight.inner, 0,
+            UNPACK, weight.layout.address, layout.address, 0, 0, 0, weight.columns, weight.inner, 0,
             weight.layout.block_bytes, layout.block_bytes, torch.get_num_threads(),
         ))  # fmt: skip
         ctypes.memmove(layout.sums, weight.sums.data_ptr(), 4 * weight.columns)

@@ -34,6 +34,7 @@ FN VEC NAME(nearest)(VEC target, float by) {
 
 struct NAME(group) {
     VEC target[GROUP / LANES], inside[GROUP / LANES]; /* 1 where there is a number, 0 behind the last */
+    VEC importance[GROUP / LANES];                    /* of a number's squared error; 0 behind the last */
     float scale, offset;
 };
 
@@ -42,13 +43,13 @@ FN VEC NAME(numbers_of)(const struct NAME(group) *g, int v, float scale, float o
     return NAME(nearest)(NAME(add)(g->target[v], NAME(all)(-offset)), 1.0f / scale);
 }
 
-/* The squared error of scale · q + offset; the offset that would be best with these q goes to `next`. */
+/* The weighted squared error of scale · q + offset; the offset that would be best with these q goes to `next`. */
 FN float NAME(error_of)(const struct NAME(group) *g, float scale, float offset, float *next) {
     VEC sum = NAME(zero)(), total = NAME(zero)(), count = NAME(zero)();
     for (int v = 0; v < GROUP / LANES; v++) {
         const VEC rest = NAME(fma)(NAME(numbers_of)(g, v, scale, offset), NAME(all)(-scale), g->target[v]);
-        const VEC off = NAME(mul)(NAME(add)(rest, NAME(all)(-offset)), g->inside[v]);
-        sum = NAME(fma)(off, off, sum), total = NAME(fma)(rest, g->inside[v], total), count = NAME(add)(count, g->inside[v]);
+        const VEC off = NAME(add)(rest, NAME(all)(-offset)), by = g->importance[v];
+        sum = NAME(fma)(NAME(mul)(off, by), off, sum), total = NAME(fma)(rest, by, total), count = NAME(add)(count, by);
     }
     /* So that numbers stay from -127 to 127. */
     *next = fminf(MOST_NUMBER - 7 * scale, fmaxf(8 * scale - MOST_NUMBER, rintf(NAME(sum)(total) / NAME(sum)(count))));
@@ -79,9 +80,12 @@ FN void NAME(load_group)(struct NAME(group) *g, const struct weight *w, int64_t 
     const char *x = w->weight + column * w->inner * (w->is_bf16 ? 2 : 4);
     for (int v = 0; v < GROUP / LANES; v++) {
         const int64_t i = from + v * LANES;
-        float inside[LANES];
-        for (int j = 0; j < LANES; j++) inside[j] = i + j < w->inner ? 1.0f : 0.0f;
-        g->inside[v] = NAME(load_f32)(inside), g->target[v] = NAME(zero)();
+        float inside[LANES], importance[LANES];
+        for (int j = 0; j < LANES; j++) {
+            inside[j] = i + j < w->inner ? 1.0f : 0.0f;
+            importance[j] = w->importance && i + j < w->inner ? w->importance[i + j] : inside[j];
+        }
+        g->inside[v] = NAME(load_f32)(inside), g->importance[v] = NAME(load_f32)(importance), g->target[v] = NAME(zero)();
         if (i < w->inner) g->target[v] = NAME(mul)(NAME(load_some)(x, i, w->inner, (int)w->is_bf16), NAME(all)(by));
     }
 }
@@ -99,10 +103,12 @@ ENTRY void NAME(to_nibbles)(const struct weight *w, int64_t first, int64_t last)
             for (int v = 0; v < GROUP / LANES; v++) {
                 const VEC q = NAME(numbers_of)(&g, v, g.scale, g.offset);
                 const VEC value = NAME(mul)(NAME(fma)(q, NAME(all)(g.scale), NAME(all)(g.offset)), g.inside[v]);
-                float targets[LANES], values[LANES];
+                float targets[LANES], values[LANES], importance[LANES];
                 NAME(store_f32)(targets, g.target[v]), NAME(store_f32)(values, value);
+                NAME(store_f32)(importance, g.importance[v]);
                 for (int k = 0; k < LANES; k++) {
-                    met += (double)targets[k] * values[k], own += (double)values[k] * values[k], total += values[k];
+                    const double weighted = (double)values[k] * importance[k];
+                    met += targets[k] * weighted, own += values[k] * weighted, total += values[k];
                 }
                 NAME(store_numbers)(numbers + v * LANES, q, 0);
             }

@@ -16,13 +16,14 @@ from tandem.core.errors import ConfigError
 from tandem.engine import linear
 from tandem.engine.experts_config import ExpertsConfig
 from tandem.engine.linear import Quantizer, format_of, quantizer_for
-from tandem.engine.model_config import WEIGHT_BYTES, read_model_config
+from tandem.engine.model_config import read_model_config
 from tandem.engine.model_source import ModelSource, fingerprint
 from tandem.engine.model_work import model_work
 from tandem.engine.models.experts import ExpertParameters, Experts
 from tandem.engine.models.quantized_weights import QuantisedWeights
 from tandem.engine.models.routing import SoftmaxRouter
 from tandem.engine.runner import ModelRunner
+from tandem.engine.weight_formats import WEIGHT_BYTES, chosen_format
 from tandem.engine.weights import Parameter
 from tandem.kernels.quantized_linear import FORMATS, packed_bytes
 from tandem.kernels.quantized_linear.reference import quantize_weight_reference, quantized_linear_reference
@@ -127,7 +128,7 @@ def test_kv_is_never_shared_with_workers_of_other_weights(model_folder: Any) -> 
 
 @pytest.mark.parametrize(
     ("kind", "device", "dtype", "said"), [
-        ("int3", "cpu", "bfloat16", "--quantize int3 is unknown.*none, int8, w8a8, int4"),
+        ("int3", "cpu", "bfloat16", "--quantize int3 is unknown.*none, auto, int8, w8a8, int4"),
         ("int8", "cuda", "bfloat16", "--quantize int8 cannot be used on cuda.*--device cpu"),
         ("int4", "cpu", "float16", "--quantize int4 cannot be used with float16.*--dtype bfloat16"),
     ],
@@ -143,12 +144,36 @@ def test_wrong_settings_are_refused_with_what_to_do(
 def test_families_that_it_is_not_known_for_are_refused_by_name(
     model_folder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(linear, "FAMILIES", frozenset({"QwenForCausalLM"}))
+    monkeypatch.setattr(linear, "QUANTISED_FAMILIES", frozenset({"QwenForCausalLM"}))
     with pytest.raises(ConfigError, match=r"(?i)with LlamaForCausalLM.*known for Qwen.*leave --quantize out") as said:
         ModelRunner(model_dir=model_folder("bundled"), num_blocks=4, max_model_len=64, quantize="int8")
     assert "int8" in str(said.value)
     config = read_model_config(model_folder("bundled"))
     assert quantizer_for("none", config, device=CPU, dtype="float16", is_deterministic=False) is None
+
+
+@pytest.mark.parametrize(
+    ("architecture", "dtype", "is_on_cpu", "chosen"), [
+        ("LlamaForCausalLM", "bfloat16", True, "int8"),
+        ("GptOssForCausalLM", "float32", True, "int8"),
+        ("LlamaForCausalLM", "float16", True, "none"),
+        ("LlamaForCausalLM", "bfloat16", False, "none"),
+        ("DeepseekV3ForCausalLM", "bfloat16", True, "none"),
+    ],
+)  # fmt: skip
+def test_auto_is_int8_where_its_products_exist(architecture: str, dtype: str, is_on_cpu: bool, chosen: str) -> None:
+    assert chosen_format("auto", architecture, dtype=dtype, is_on_cpu=is_on_cpu) == chosen
+    assert chosen_format("int4", architecture, dtype=dtype, is_on_cpu=is_on_cpu) == "int4"
+
+
+def test_a_model_with_auto_is_the_one_with_its_choice(model_folder: Any) -> None:
+    """Its label, and so its KV, is that of workers which were given the format by name."""
+    options: dict[str, Any] = {"num_blocks": 4, "max_model_len": 64}
+    chosen = ModelRunner(model_dir=model_folder("bundled"), quantize="auto", **options)
+    assert chosen.quantize == "int8"
+    assert (
+        ModelRunner(model_dir=model_folder("bundled"), dtype="float16", quantize="auto", **options).quantize == "none"
+    )
 
 
 HIDDEN, FEATURES, COUNT = 64, 48, 6
