@@ -21,6 +21,7 @@ MODEL = ROOT / "models" / "tandem-tiny"
 PRECISIONS = (
     ("fp32", "float32", "none"), ("bf16", "bfloat16", "none"), ("int8", "bfloat16", "int8"),
     ("int8 in fp32", "float32", "int8"), ("w8a8", "bfloat16", "w8a8"), ("int4", "bfloat16", "int4"),
+    ("w4a16", "bfloat16", "w4a16"),
 )  # fmt: skip
 """Name, compute dtype and quantisation."""
 WINDOW = 512

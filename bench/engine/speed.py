@@ -24,7 +24,7 @@ from tandem.engine.request import StepResult
 from tandem.engine.runner import ModelRunner
 
 BATCHES, PROMPTS, CONTEXT = (1, 8, 32), (512, 2048), 256
-QUANTISED = ("int8", "w8a8", "int4")
+QUANTISED = ("int8", "w8a8", "int4", "w4a16")
 _STEP_S = 0.3
 """Seconds of one round of one case; at least one step."""
 

@@ -15,6 +15,7 @@ FORMATS = {
     "int8": ("--quantize", "int8"),
     "w8a8": ("--quantize", "w8a8"),
     "int4": ("--quantize", "int4"),
+    "w4a16": ("--quantize", "w4a16"),
 }
 LAYOUT = ("--prefill", "1", "--decode", "2", "--disaggregation", "always", "--threads", "1")
 CUT_OFF = 600

@@ -75,7 +75,7 @@ class ModelSection:
     """`[model]`: a local folder, GGUF file, name or hub id; "" means the default one.
 
     `max_model_len` 0 = what the model allows. `chat_template`: a file to use in place of the model's own template.
-    `quantize`: weights of "int8", "w8a8" or "int4", made at load, "auto" or "none".
+    `quantize`: a format of weights made at load, "auto" or "none" (docs/models.md).
     """
 
     path: str = ""

@@ -43,9 +43,14 @@ class Quantizer:
         self._bits, self._row_bits = FORMATS[kind]
         self._is_exact, self._unpacked = is_exact, Unpacked()
 
-    def weight(self, tensor: Tensor) -> QuantizedWeight:
-        """`tensor` [out_features, in_features], quantised; it may be freed."""
-        return QuantizedWeight(tensor, self._bits)
+    @property
+    def weighs_errors(self) -> bool:
+        """True if weights gain from `importance`: where there is a choice of scales."""
+        return self._bits == 4
+
+    def weight(self, tensor: Tensor, importance: Tensor | None = None) -> QuantizedWeight:
+        """`tensor` [out_features, in_features], quantised; it may be freed. `importance`: of errors, [in_features]."""
+        return QuantizedWeight(tensor, self._bits, importance)
 
     def linear(self, weight: QuantizedWeight, bias: Tensor | None) -> QuantizedLinear:
         return QuantizedLinear(weight, bias, unpacked=self._unpacked, is_exact=self._is_exact, row_bits=self._row_bits)
@@ -86,18 +91,20 @@ def quantizer_for(
 
 
 def make_linear(
-    weight: Tensor, bias: Tensor | None = None, *, is_deterministic: bool = False, quantize: Quantizer | None = None
-) -> Linear:
+    weight: Tensor, bias: Tensor | None = None, *, is_deterministic: bool = False, quantize: Quantizer | None = None,
+    importance: Tensor | None = None,
+) -> Linear:  # fmt: skip
     """x · weightᵀ + bias for a `weight` of [out_features, in_features].
 
     On CPU, oneDNN's packed layout is up to three times as fast as torch's own call (see `bench/model_step`), and few
     rows of bfloat16 are multiplied from the same bytes by C code; below AVX-512 bfloat16 is multiplied as float32.
     float32 is multiplied by C code where there is some, which rounds half as much as oneDNN.
     With `is_deterministic` (on the CPU) a row's result does not depend on the other rows, bit for bit; then a weight in
-    bfloat16 is copied, one in fp32 kept. With `quantize` (on the CPU) the weight becomes one of 8 or 4 bits.
+    bfloat16 is copied, one in fp32 kept. With `quantize` (on the CPU) the weight becomes one of 8 or 4 bits, its
+    errors weighted by `importance` where there is one.
     """
     if quantize is not None:
-        return quantize.linear(quantize.weight(weight), bias)
+        return quantize.linear(quantize.weight(weight, importance), bias)
     if is_deterministic:
         from tandem.kernels.deterministic_linear import RepeatableLinear, deterministic_linear
 

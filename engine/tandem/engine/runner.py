@@ -55,8 +55,8 @@ class ModelRunner:
     `max_model_len` 0 means the model's own limit. `layer_group` is how many layers pass between two calls of
     `on_layers`: a larger one costs less, a smaller one lets a transfer start earlier. Where layers are joined, a step
     of few sequences with a token each makes one call, behind all of them. `kv_dtype` "auto" takes the compute dtype;
-    attention always computes in the compute dtype. `enter` is called with phases as they begin. `quantize`: weights
-    of "int8", "w8a8" or "int4", or "auto", see `chosen_format`.
+    attention always computes in the compute dtype. `enter` is called with phases as they begin. `quantize`: one
+    of QUANTISATIONS; "auto" as in `chosen_format`.
     `bounds`: the largest step, for which `memory` is planned; raises StartupError if that is not free. With
     `has_graphs` a GPU that is the only rank captures decode steps as CUDA graphs, where no layer asks the host.
 

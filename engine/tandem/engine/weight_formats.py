@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-QUANTISATIONS = ("none", "auto", "int8", "w8a8", "int4")
+QUANTISATIONS = ("none", "auto", "int8", "w8a8", "int4", "w4a16")
 """Values of `--quantize`."""
-WEIGHT_BYTES = {"int8": 1.0, "w8a8": 1.0, "int4": 18 / 32}
+WEIGHT_BYTES = {"int8": 1.0, "w8a8": 1.0, "int4": 18 / 32, "w4a16": 18 / 32}
 """Bytes of a quantised number in memory, with the scales and offsets of groups."""
 QUANTISED_FAMILIES = frozenset({
     "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Gemma2ForCausalLM",

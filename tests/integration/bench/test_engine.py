@@ -59,7 +59,7 @@ def test_speed_stands_beside_what_the_machine_can_do(tmp_path: Path) -> None:
         assert rows[f"{what}: tokens, of transformers'"]["ratio"] > 0
     assert rows["decode, batch 2: tokens, of batch 1's"]["ratio"] > 0
     assert record["threads"] >= 1
-    for kind in ("int8", "w8a8", "int4"):
+    for kind in ("int8", "w8a8", "int4", "w4a16"):
         assert rows[f"{kind} decode, batch 1: bytes read, of the bandwidth"]["limit"] == bandwidth
         assert rows[f"{kind} prefill of 16: tokens, of bf16's"]["ratio"] > 0
     errors = [

@@ -198,7 +198,7 @@ def test_4_bits_are_better_than_the_nearest_of_whole_steps(randn) -> None:
 
 @needs_code
 def test_errors_of_important_columns_count_more(path, randn) -> None:
-    """Inputs of which a few are ten times the others: products err less by a fifth. One beside zeros does not divide."""
+    """Inputs of which a few are ten times the others: products err less by a fifth. One beside zeros is no division."""
     weight, x = randn(96, 135), randn(400, 135)
     x[:, ::9] *= 10
     importance = x.square().mean(0)

@@ -68,8 +68,8 @@ class UpFlags:
     quantize: Annotated[
         str | None,
         typer.Option(
-            help="Weights of int8, w8a8 or int4, made when a worker loads the model (CPU); auto = int8 where it is "
-            "possible; none = as they are."
+            help="Weights of int8, w8a8, int4 or w4a16, made when a worker loads the model (CPU); auto = int8 where "
+            "it is possible; none = as they are."
         ),
     ] = None
     max_model_len: Annotated[int | None, typer.Option(help="Longest context in tokens; 0 = the model's.")] = None

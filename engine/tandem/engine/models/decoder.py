@@ -23,6 +23,7 @@ from tandem.engine.experts_config import BiasedExpertsConfig
 from tandem.engine.latent_config import NORM_EPS, LatentShape
 from tandem.engine.linear import Linear, Quantizer, make_linear
 from tandem.engine.model_config import ModelConfig, check_tp
+from tandem.engine.models.calibration import Calibration, attend_causally
 from tandem.engine.models.experts import (
     ExpertParameters,
     Experts,
@@ -33,14 +34,15 @@ from tandem.engine.models.experts import (
 from tandem.engine.models.gpt_oss_experts import biased_expert_parameters, clamped_gate
 from tandem.engine.models.latent import LatentAttention, LatentParameters
 from tandem.engine.models.mlp import ACTIVATE, REPEATABLE, Mlp, MlpParameters, beside, mlp_parameters
+from tandem.engine.models.norms import HeadNorm, Norm
 from tandem.engine.models.quantized_weights import QuantisedWeights
 from tandem.engine.models.rope import rotation_table
 from tandem.engine.models.routing import ROUTERS
 from tandem.engine.parallel import SingleRank, TensorGroup
 from tandem.engine.weights import Parameter, TensorPart, TensorSplit, load_weights
+from tandem.kernels.attention_reference import AttentionSpec
 from tandem.kernels.backend import REFERENCE, uses_triton
 from tandem.kernels.fused_layer import DenseLayers, DenseRow, LayerParts, PagedRows, fuse, join
-from tandem.kernels.rms_norm import rms_norm
 from tandem.kernels.rope import rotate
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -109,17 +111,18 @@ class Decoder:
             experts = [one for one in every if isinstance(one, ExpertParameters)]
             count = 0 if config.experts is None else config.experts.count
             self._quantised = QuantisedWeights(quantizer, self.embedding, experts, count)
+        self._calibration: Calibration | None = None
         self._steps: list[_Layer] = []
         self._joined: DenseLayers | None = None
         self.sinks: tuple[Tensor | None, ...] = (None,) * config.layers
         """Of every layer, fp32 [this rank's heads], once `load` has read them: `attend` needs them."""
 
     def parameters(self) -> list[Parameter]:
-        """Every tensor once, in no particular order."""
-        found = [self.embedding, self.norm] if self.head is self.embedding else [self.embedding, self.norm, self.head]
+        """Every tensor once, in the order in which tokens meet them, but the final norm early."""
+        found = [self.embedding, self.norm]
         for layer in self.layers:
             found += layer.members()
-        return found
+        return found if self.head is self.embedding else [*found, self.head]
 
     def weight_bytes(self, device: torch.device) -> int:
         """Memory of this rank's weights once `load` has put them on `device`."""
@@ -140,23 +143,26 @@ class Decoder:
         ignored, layers = ["lm_head.weight"] if self.config.is_tied else [], self.config.layers
         unused = tuple(f"model.layers.{layer}." for layer in range(layers, layers + self.config.unused_layers))
         with torch.inference_mode():
+            self._ropes = list(dict.fromkeys(self.config.rope_of(layer) for layer in range(self.config.layers)))
+            tables = [
+                rotation_table(rope, self.config.head_dim, self.max_positions, self.dtype) for rope in self._ropes
+            ]
+            self._rotations = [table.to(device) for table in tables]
+            # In the model's dtype, as transformers has it: in bf16 that is another number.
+            self._embedding_scale = float(torch.tensor(self.config.embedding_scale, dtype=self.dtype))
+            if self._quantised is not None and self._quantised.weighs_errors:
+                self._calibration = Calibration(self._quantised, self.config.vocab_size, self.max_positions)
             load_weights(
                 model_dir, self.parameters(), device=device, tp_rank=self._group.rank,
                 tp_size=self._tp_size, ignored_keys=ignored, ignored_prefixes=unused,
                 scale_blocks=self.config.scale_blocks, on_loaded=self._quantize,
             )  # fmt: skip
             on_read()
-            self._ropes = list(dict.fromkeys(self.config.rope_of(layer) for layer in range(self.config.layers)))
-            tables = [
-                rotation_table(rope, self.config.head_dim, self.max_positions, self.dtype) for rope in self._ropes
-            ]
-            self._rotations = [table.to(device) for table in tables]
-            self._embed, self._final_norm = self.embedding.tensor, self._norm(self.norm)
-            # In the model's dtype, as transformers has it: in bf16 that is another number.
-            self._embedding_scale = float(torch.tensor(self.config.embedding_scale, dtype=self.dtype))
+            self._final_norm = self._norm(self.norm)
             self.sinks = tuple(None if layer.sinks is None else layer.sinks.tensor.float() for layer in self.layers)
             self._steps = [self._prepare(index, layer) for index, layer in enumerate(self.layers)]
             self._to_logits = self._linear(self.head, None)
+            self._calibration = None
 
     def join_layers(self, views: Sequence[Tensor], scale: float) -> bool:
         """Let few rows pass all layers in one call, over `views` of one pool (see `paged_decode`). True where there is
@@ -200,8 +206,6 @@ class Decoder:
     ) -> Tensor:  # fmt: skip
         """The residual stream behind the last layer, [len(rows), hidden]."""
         x = self._embedded(token_ids)
-        if self._embedding_scale != 1.0:
-            x.mul_(self._embedding_scale)
         turns = [table.index_select(0, positions).unbind(1) for table in self._rotations]
         if self._joined is not None and paged is not None:
             cos, sin = turns[0]
@@ -226,14 +230,16 @@ class Decoder:
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def _embedded(self, token_ids: Tensor) -> Tensor:
-        """Embeddings [T, hidden]; every rank looks up the tokens of its slice of the vocabulary."""
+        """Scaled embeddings [T, hidden]; every rank looks up the tokens of its slice of the vocabulary."""
+        table = self.embedding.tensor
         if self._tp_size == 1:
-            return functional.embedding(token_ids, self._embed)
-        rows = self._embed.shape[0]
-        local = token_ids - self._group.rank * rows
-        elsewhere = (local < 0) | (local >= rows)
-        x = functional.embedding(local.masked_fill_(elsewhere, 0), self._embed)
-        return self._group.all_reduce_(x.masked_fill_(elsewhere[:, None], 0))
+            x = functional.embedding(token_ids, table)
+        else:
+            local = token_ids - self._group.rank * table.shape[0]
+            elsewhere = (local < 0) | (local >= table.shape[0])
+            x = functional.embedding(local.masked_fill_(elsewhere, 0), table)
+            x = self._group.all_reduce_(x.masked_fill_(elsewhere[:, None], 0))
+        return x if self._embedding_scale == 1.0 else x.mul_(self._embedding_scale)
 
     def _parameter(
         self, *named: tuple[str, int], columns: int | None = None, split: TensorSplit = TensorSplit.WHOLE,
@@ -290,7 +296,7 @@ class Decoder:
         qk_norm = None
         if layer.q_norm is not None and layer.k_norm is not None:
             tables = (layer.q_norm.tensor.expand(heads, -1), layer.k_norm.tensor.expand(kv_heads, -1))
-            qk_norm = _HeadNorm(torch.cat(tables), c.norm_eps, has_unit_offset=c.has_unit_offset_norms)
+            qk_norm = HeadNorm(torch.cat(tables), c.norm_eps, has_unit_offset=c.has_unit_offset_norms)
         latent = self._latent(c.latent, layer.latent, heads) if c.latent and layer.latent else None
         made = _Layer(
             rope=self._ropes.index(c.rope_of(index)), heads=heads, kv_heads=kv_heads, head_dim=c.head_dim,
@@ -328,6 +334,8 @@ class Decoder:
 
     def _expert_linears(self, weight: Parameter, bias: Parameter | None) -> list[Linear]:
         assert self.config.experts is not None
+        if self._calibration is not None and self._calibration.is_running:
+            return self._calibration.linears(weight, bias)
         if self._quantised is not None:
             return self._quantised.linears(weight, bias)
         make = partial(make_linear, is_deterministic=self._is_deterministic)
@@ -376,9 +384,30 @@ class Decoder:
         return lambda x: add_up(part(x))
 
     def _quantize(self, parameter: Parameter) -> None:
-        """As soon as it is loaded."""
-        if self._quantised is not None:
+        """As soon as it is loaded; where errors are weighted, once its layer is and random tokens have passed."""
+        if self._quantised is None:
+            return
+        if (calibration := self._calibration) is None:
             self._quantised.quantise(parameter)
+        elif parameter is self.embedding:
+            calibration.states = self._embedded(calibration.tokens)
+        elif parameter is self.head:
+            calibration.quantise_head(parameter, self._norm(self.norm))
+        else:
+            calibration.waits(parameter)
+            for index, layer in enumerate(self.layers):
+                if parameter is layer.members()[-1]:
+                    calibration.run(partial(self._pass_plain, index, layer))
+
+    def _pass_plain(self, index: int, layer: LayerParameters, x: Tensor) -> Tensor:
+        """What calibration's x [T, hidden] becomes in a layer whose weights are loaded, and not quantised."""
+        made, places = self._prepare(index, layer), torch.arange(len(x))
+        q, k, v = made.project(x, *self._rotations[made.rope].index_select(0, places).unbind(1))
+        spec = AttentionSpec(
+            scale=self.config.attention_scale, window=self.config.window_of(index),
+            softcap=self.config.attention_softcap, sinks=None if layer.sinks is None else layer.sinks.tensor.float(),
+        )  # fmt: skip
+        return made.finish(x, attend_causally(q, k, v, spec))
 
     def _normed(self, linear: Linear, weight: Parameter | None) -> Linear:
         """`linear` and the norm behind it, if the family has one."""
@@ -387,19 +416,27 @@ class Decoder:
         norm = self._norm(weight)
         return lambda x: norm(linear(x))
 
-    def _norm(self, weight: Parameter, eps: float | None = None) -> _Norm:
+    def _norm(self, weight: Parameter, eps: float | None = None) -> Norm:
         c = self.config
-        return _Norm(
+        return Norm(
             weight.tensor, eps or c.norm_eps, self._backend, has_unit_offset=c.has_unit_offset_norms,
             is_float=c.has_float_norms,
         )  # fmt: skip
 
     def _linear(self, weight: Parameter, bias: Parameter | None) -> Linear:
+        if self._calibration is not None and self._calibration.is_running:
+            return self._calibration.linears(weight, bias)[0]
         if self._quantised is not None and self._quantised.takes(weight):
             (linear,) = self._quantised.linears(weight, bias)
             return linear
-        tensor, quantizer = None if bias is None else bias.tensor, self._quantizer if weight is self.head else None
-        linear = make_linear(weight.tensor, tensor, is_deterministic=self._is_deterministic, quantize=quantizer)
+        tensor, quantizer, importance = None if bias is None else bias.tensor, None, None
+        if weight is self.head:
+            quantizer = self._quantizer
+            if self._calibration is not None:
+                importance = self._calibration.importance_of_head(self._final_norm)
+        linear = make_linear(
+            weight.tensor, tensor, is_deterministic=self._is_deterministic, quantize=quantizer, importance=importance
+        )
         if weight is not self.embedding:
             weight.tensor = weight.tensor.to("meta")  # packing copied it; two copies of a model would not fit
         return linear
@@ -416,11 +453,11 @@ class _Layer:
     heads: int
     kv_heads: int
     head_dim: int
-    input_norm: _Norm
+    input_norm: Norm
     qkv: Linear
     qk_norm: Callable[[Tensor], Tensor] | None
     o: Linear
-    mlp_norm: _Norm
+    mlp_norm: Norm
     feed_forward: Linear
     backend: str | None
     row: DenseRow | None = None
@@ -454,42 +491,3 @@ class _Layer:
         answers = mixed.flatten(1) if self.latent is None else self.latent.answers(mixed)
         normed = self.mlp_norm(x, added=self.o(answers))
         return x.add_(self.feed_forward(normed))
-
-
-class _Norm:
-    """RMSNorm in fp32; see `_scaled` for the weight."""
-
-    __slots__ = ("_backend", "_dtype", "_eps", "_weight")
-
-    def __init__(
-        self, weight: Tensor, eps: float, backend: str | None, *, has_unit_offset: bool = False, is_float: bool = False
-    ) -> None:
-        self._weight = weight.float() + 1.0 if has_unit_offset else weight.float() if is_float else weight
-        self._dtype, self._eps, self._backend = weight.dtype, eps, backend
-
-    def __call__(self, x: Tensor, added: Tensor | None = None) -> Tensor:
-        """Of x [T, hidden]; with `added`, x becomes their sum first."""
-        if self._weight.dtype is self._dtype:
-            return rms_norm(x, self._weight, self._eps, added=added, backend=self._backend)
-        if added is not None:
-            x.add_(added)
-        return _scaled(torch.rms_norm(x.float(), [x.shape[-1]], None, self._eps), self._weight, self._dtype)
-
-
-class _HeadNorm:
-    """A norm of every query and key head: weight [heads, head_dim], the same row for all heads of a kind."""
-
-    __slots__ = ("_dtype", "_eps", "_shape", "_weight")
-
-    def __init__(self, weight: Tensor, eps: float, *, has_unit_offset: bool = False) -> None:
-        self._weight = weight.float() + 1.0 if has_unit_offset else weight
-        self._dtype, self._eps, self._shape = weight.dtype, eps, [weight.shape[-1]]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return _scaled(torch.rms_norm(x.float(), self._shape, None, self._eps), self._weight, self._dtype)
-
-
-def _scaled(normed: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """fp32 `normed`, written over, times `weight`, in `dtype`: Gemma's weights of 1 + w and gpt-oss's are fp32 and
-    multiply before rounding, those of all other families after it."""
-    return normed.mul_(weight).to(dtype) if weight.dtype is torch.float32 else normed.to(dtype).mul_(weight)

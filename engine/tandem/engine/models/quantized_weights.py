@@ -6,7 +6,9 @@ and the routers of experts stay as they are: a score that is a little off choose
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+from torch import Tensor
 
 from tandem.engine.linear import Linear, Quantizer
 from tandem.engine.models.experts import ExpertParameters
@@ -23,6 +25,7 @@ class QuantisedWeights:
         layers = list(experts)
         self._quantizer = quantizer
         self._plain = {id(embedding), *(id(layer.router) for layer in layers)}
+        self.weighs_errors = quantizer.weighs_errors
         self._counts = {id(stack): count for layer in layers for stack in (layer.gate_up, layer.down)}
         self._made: dict[int, list[QuantizedWeight]] = {}  # by id of the parameter, until its products are made
 
@@ -34,16 +37,23 @@ class QuantisedWeights:
         """Memory of these, quantised, and of the additional needs of products of many rows."""
         shapes = []
         for parameter in parameters:
-            count, (rows, columns) = self._counts.get(id(parameter), 1), parameter.tensor.shape
+            count, (rows, columns) = self.count_of(parameter), parameter.tensor.shape
             shapes += [(rows // count, columns)] * count
         return self._quantizer.bytes_of(shapes)
 
-    def quantise(self, parameter: Parameter) -> None:
-        """Quantise at once when it is loaded, and give up its tensor: a second copy of a model would not fit."""
+    def count_of(self, parameter: Parameter) -> int:
+        """How many experts' matrices are stacked in it; 1 of any other."""
+        return self._counts.get(id(parameter), 1)
+
+    def quantise(self, parameter: Parameter, importances: Sequence[Tensor | None] | None = None) -> None:
+        """Quantise at once when it is loaded, and give up its tensor: a second copy of a model would not fit.
+
+        `importances`: of each expert's input columns, or the single matrix's; see `quantize_weight_reference`.
+        """
         if self.takes(parameter):
-            count, columns = self._counts.get(id(parameter), 1), parameter.tensor.shape[1]
-            every = parameter.tensor.view(count, -1, columns).unbind(0)
-            self._made[id(parameter)] = [self._quantizer.weight(one) for one in every]
+            count, columns = self.count_of(parameter), parameter.tensor.shape[1]
+            every = zip(parameter.tensor.view(count, -1, columns).unbind(0), importances or [None] * count, strict=True)
+            self._made[id(parameter)] = [self._quantizer.weight(*one) for one in every]
             parameter.tensor = parameter.tensor.to("meta")
 
     def linears(self, parameter: Parameter, bias: Parameter | None) -> list[Linear]:

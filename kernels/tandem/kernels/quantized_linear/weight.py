@@ -17,7 +17,7 @@ from tandem.kernels.prepacked_linear import address_of
 from tandem.kernels.quantized_linear.reference import GROUP, quantize_weight_reference
 
 LIBRARY = library_of("quantized_linear")
-FORMATS = {"int8": (8, 16), "w8a8": (8, 8), "int4": (4, 8)}
+FORMATS = {"int8": (8, 16), "w8a8": (8, 8), "int4": (4, 8), "w4a16": (4, 16)}
 """Bits of a weight's number and of a row's, by the name of the format."""
 MOST_INNER = 1 << 16
 """Sums of so many products of 8 bits fit 32."""

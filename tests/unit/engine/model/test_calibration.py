@@ -1,0 +1,88 @@
+"""Test the weights of errors that random tokens give: each layer is passed as it was, in every family."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tandem.engine.models import calibration, decoder
+from tandem.engine.models.calibration import Calibration
+from tandem.engine.models.quantized_weights import QuantisedWeights
+from tandem.engine.runner import ModelRunner
+from tests.unit.engine.model.driver import Driver
+
+FAMILIES = ("bundled", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "mixtral", "qwen3_moe", "gpt_oss")
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list["Watched"]:
+    """Every calibration that a load makes."""
+    found: list[Watched] = []
+
+    def made(*given: Any) -> Watched:
+        found.append(Watched(*given))
+        return found[-1]
+
+    monkeypatch.setattr(decoder, "Calibration", made)
+    return found
+
+
+class Watched(Calibration):
+    """Keeps what the head met, and the inputs' weights of every matrix."""
+
+    def __init__(self, quantised: QuantisedWeights, vocab_size: int, max_positions: int) -> None:
+        super().__init__(quantised, vocab_size, max_positions)
+        self.normed = torch.empty(0)
+        self.given: list[Tensor] = []
+        quantise = quantised.quantise
+
+        def watched(parameter: Any, importances: Any = None) -> None:
+            self.given += [one for one in importances or () if one is not None]
+            quantise(parameter, importances)
+
+        quantised.quantise = watched  # type: ignore[method-assign]
+
+    def importance_of_head(self, norm: Callable[[Tensor], Tensor]) -> Tensor:
+        self.normed = norm(self.states)
+        return super().importance_of_head(norm)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_tokens_pass_every_layer_as_it_was(
+    name: str, model_folder: Callable[[str], Path], runs: list[Watched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind the last layer they are where the plain model has them; longer than a window."""
+    monkeypatch.setattr(calibration, "TOKENS", 60)
+    folder, sizes = model_folder(name), {"num_blocks": 160, "max_model_len": 256}
+    loaded = ModelRunner(model_dir=folder, dtype="float32", quantize="int4", **sizes)
+    (run,) = runs
+    plain = ModelRunner(model_dir=folder, dtype="float32", **sizes)
+    expected = Driver(plain).chunked("a", run.tokens.tolist(), 100)
+    head = plain._decoder._to_logits(run.normed).float()
+    torch.testing.assert_close(plain._decoder._capped(head), expected, atol=2e-4, rtol=2e-4)
+    assert loaded._decoder._calibration is None, "its states are given up"
+    assert all((one > 0).all() and one.isfinite().all() for one in run.given)
+    assert len(run.given) >= 4 * plain.config.layers, "every matrix of a layer, and experts that were chosen"
+
+
+def test_it_is_the_same_whatever_the_threads(model_folder: Callable[[str], Path], runs: list[Watched]) -> None:
+    """Workers of one model exchange KV: their weights are the same to the bit."""
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            ModelRunner(model_dir=model_folder("qwen3"), quantize="int4", num_blocks=4, max_model_len=64)
+    finally:
+        torch.set_num_threads(threads)
+    first, second = (run.given for run in runs)
+    assert len(first) == len(second) > 0
+    assert all(torch.equal(*each) for each in zip(first, second, strict=True))
+
+
+def test_other_formats_need_none(model_folder: Callable[[str], Path], runs: list[Watched]) -> None:
+    for kind in ("none", "int8", "w8a8"):
+        ModelRunner(model_dir=model_folder("bundled"), quantize=kind, num_blocks=4, max_model_len=64)
+    assert runs == []
