@@ -36,9 +36,9 @@ from tandem.kernels.silu_mul import silu_mul
 FEW_ROWS = {8: 8, 4: 32}
 """Up to so many rows use the numbers as they lie, by bits. For more rows, 4 bits are unpacked to 8 first, and 8 bits
 go to oneDNN where that is preferred."""
-_MANY_ROWS = {8: 10, 16: 4}
-"""From so many rows on, by their bits, AVX2 widens weights of 8 bits to 16 and multiplies _TILE_ROWS by _PANEL_COLUMNS
-at a time: MANY_ROWS in many_rows.h."""
+_MANY_ROWS = {(8, 1): 10, (8, 2): 4, (4, 1): sys.maxsize, (4, 2): 6}
+"""From so many rows on, by the bits of weights and the planes of rows, AVX2 widens weights to 16 bits and multiplies
+_TILE_ROWS by _PANEL_COLUMNS at a time; of 8 bits as MANY_ROWS in many_rows.h. 4 bits and one plane gain nothing."""
 _TILE_ROWS, _PANEL_COLUMNS = 6, 16
 _MANY_STRIPS = 8
 """For each thread, where they cannot all have as many: one of them then has an eighth more."""
@@ -102,10 +102,15 @@ class QuantizedLinear:
             return plain
         panel = 2 * (_PANEL_COLUMNS + _TILE_ROWS - 1) * self.inner
         widened = (3 * stack_bytes // 2 - panel) // ((self._planes + 2) * self.inner)
-        return min(plain, max(widened, _MANY_ROWS[8 * self._planes] - 1))
+        return min(plain, max(widened, self._many_rows - 1))
+
+    @property
+    def _many_rows(self) -> int:
+        return _MANY_ROWS[self.weight.bits, self._planes]
 
     @property
     def _may_widen(self) -> bool:
+        """In a fused layer."""
         return self.weight.bits == 8 and LIBRARY.path == AVX2_PATH
 
     @property
@@ -121,7 +126,7 @@ class QuantizedLinear:
         if x.stride(1) != 1:
             x = x.contiguous()
         if layout is not None:
-            is_many = self._may_widen and x.shape[0] >= _MANY_ROWS[8 * self._planes]
+            is_many = LIBRARY.path == AVX2_PATH and x.shape[0] >= self._many_rows
             work = MANY if is_many else PRODUCT
             return self._multiply_by_code(work, x, layout, weight.columns)
         if packed is None:

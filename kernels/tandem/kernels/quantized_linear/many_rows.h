@@ -1,6 +1,5 @@
-/* Columns [first, last) of a product of many rows with 8 bits on AVX2, in whole vectors of 8. Six rows meet 16 columns,
-   whose numbers are widened to 16 bits once for a block of rows: an instruction then adds two products a column in 32 bits,
-   exactly.
+/* Columns [first, last) of a product of many rows on AVX2, in whole vectors of 8. Six rows meet 16 columns, whose numbers of
+   8 or 4 bits are widened to 16 once for a block of rows: an instruction then adds two products a column in 32 bits, exactly.
 
    Rows of two planes take part as their numbers of 16 bits: 256 of such products fit 32, and are added up in float64, exactly.
 
@@ -30,10 +29,11 @@ FN void Q(widen_tile)(const struct many *m, int64_t tile) {
         const int64_t row = tile * TILE_ROWS + r;
         const uint8_t *numbers = p->numbers + row * p->planes * p->stride, *lower = numbers + (p->planes - 1) * p->stride;
         const int times = p->planes == 2 ? PLANE : 0; /* of one plane, both are the same */
+        const int flip = p->bits == 8 ? 0x80 : 0;     /* as quantize_row has it */
         for (int64_t i = 0; i < p->stride; i += 4) {
             int16_t some[4] = {0};
             for (int j = 0; j < 4 && row < p->rows; j++)
-                some[j] = (int16_t)(times * (numbers[i + j] - 128) + (lower[i + j] - 128));
+                some[j] = (int16_t)(times * (int8_t)(numbers[i + j] ^ flip) + (int8_t)(lower[i + j] ^ flip));
             int32_t *out = wide + (i / 4) * 2 * TILE_ROWS + r;
             const int16_t pairs[4] = {some[0], some[2], some[1], some[3]};
             memcpy(out, pairs, 4), memcpy(out + TILE_ROWS, pairs + 2, 4);
@@ -52,6 +52,37 @@ FN void Q(widen_panel)(const struct quantized *p, int32_t *panel, int64_t column
             const __m256i fours = Q(load)(weight + 32 * v);
             _mm256_storeu_si256((void *)(panel + 8 * v), _mm256_srai_epi16(_mm256_slli_epi16(fours, 8), 8));
             _mm256_storeu_si256((void *)(panel + 8 * (VECTORS + v)), _mm256_srai_epi16(fours, 8));
+        }
+    }
+}
+
+/* Inner numbers i to i + 3 of 8 columns, of which `fours` has one in each byte: scale · q + offset. */
+FN void Q(widen_nibbles)(int32_t *panel, __m256i fours, __m256i scales, __m256i offsets, const int VECTORS) {
+    const __m256i first = _mm256_and_si256(fours, _mm256_set1_epi16(255)), second = _mm256_srli_epi16(fours, 8);
+    _mm256_storeu_si256((void *)panel, _mm256_add_epi16(_mm256_mullo_epi16(first, scales), offsets));
+    _mm256_storeu_si256((void *)(panel + 8 * VECTORS), _mm256_add_epi16(_mm256_mullo_epi16(second, scales), offsets));
+}
+
+FN void Q(widen_panel_of_nibbles)(const struct quantized *p, int32_t *panel, int64_t column, const int VECTORS) {
+    const char *group = p->weight + column / COLUMNS * p->block_bytes;
+    const int64_t at = column % COLUMNS;
+    const __m256i low = _mm256_set1_epi8(15), half = _mm256_set1_epi32(0xffff);
+    for (int64_t i = 0; i < p->inner; i += GROUP, group += GROUP_BYTES) {
+        NAME(prefetch)(group, GROUP_BYTES);
+        for (int v = 0; v < VECTORS; v++) {
+            const __m256i both = _mm256_cvtepi8_epi16(_mm_loadu_si128((const void *)(group + 2 * (at + 8 * v))));
+            const __m256i scale = _mm256_and_si256(both, half), offset = _mm256_srli_epi32(both, 16);
+            const __m256i scales = _mm256_or_si256(scale, _mm256_slli_epi32(scale, 16));
+            __m256i offsets = _mm256_or_si256(offset, _mm256_slli_epi32(offset, 16));
+            offsets = _mm256_sub_epi16(offsets, _mm256_slli_epi16(scales, 3)); /* q is stored from 0 to 15 */
+            for (int64_t j = 0; j < GROUP && i + j < p->inner; j += 8) {
+                const __m256i eights = Q(load)(group + 2 * COLUMNS + j / 8 * 4 * COLUMNS + 4 * (at + 8 * v));
+                int32_t *out = panel + (i + j) / 4 * 16 * VECTORS + 8 * v;
+                Q(widen_nibbles)(out, _mm256_and_si256(eights, low), scales, offsets, VECTORS);
+                if (i + j + 4 >= p->inner) break;
+                const __m256i upper = _mm256_and_si256(_mm256_srli_epi16(eights, 4), low);
+                Q(widen_nibbles)(out + 16 * VECTORS, upper, scales, offsets, VECTORS);
+            }
         }
     }
 }
@@ -104,7 +135,8 @@ FN void Q(many_tile)(const struct many *m, const int32_t *panel, int64_t tile, i
 }
 
 FN void Q(many_panel)(const struct many *m, int32_t *panel, int64_t tile, int64_t end, int64_t column, const int VECTORS) {
-    Q(widen_panel)(&m->product, panel, column, VECTORS);
+    if (m->product.bits == 4) Q(widen_panel_of_nibbles)(&m->product, panel, column, VECTORS);
+    else Q(widen_panel)(&m->product, panel, column, VECTORS);
     for (; tile < end; tile++) Q(many_tile)(m, panel, tile, column, VECTORS);
 }
 
