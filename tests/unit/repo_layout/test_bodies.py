@@ -20,7 +20,8 @@ READ_BY_THE_MODEL = {
 }  # fmt: skip
 """The bytes of a body are their bound, and then the context of the model."""
 CHECKED_LATER = {
-    "cache_salt", "chat_template_kwargs", "prompt_cache_key", "stop", "bad_words", "logit_bias", "described", "guided_json",
+    "cache_salt", "chat_template_kwargs", "prompt_cache_key", "stop", "bad_words", "logit_bias", "described",
+    "guided_json",
 }  # fmt: skip
 """Texts with lengths that their readers check, for gRPC too; stored texts are among the others."""
 BODY_MODELS = pytest.mark.parametrize("body", list(BODIES), ids=lambda one: one.__name__)
