@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from tandem.core import metric_names as names
 from tandem.core.errors import InvalidGrammarError
 from tandem.core.output_grammar import GRAMMAR_LIMITS
 
@@ -144,6 +145,16 @@ class OutputGrammars:
         job = self._masking.submit(self._masks, due)
         for place, matcher in enumerate(due):
             matcher.expect(lambda place=place: job.result()[place])  # type: ignore[misc]
+
+    def counters(self) -> dict[str, float]:
+        """Counts so far, by the names of their metrics. Any thread."""
+        return {
+            names.GRAMMARS_COMPILED: float(self.compiled),
+            names.GRAMMAR_COMPILE_SECONDS: self.compile_s,
+            names.GRAMMARS_REUSED: float(self.reused),
+            names.GRAMMAR_MASKS: float(self.masks),
+            names.GRAMMAR_MASK_SECONDS: self.mask_s,
+        }
 
     def close(self) -> None:
         self._compiling.shutdown(cancel_futures=True)
