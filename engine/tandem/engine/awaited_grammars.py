@@ -35,7 +35,7 @@ class AwaitedGrammars:
     def compile(self, sampling: SamplingParams) -> Future[LLMatcher]:
         """Begin to compile the grammar of a request; raises InvalidGrammarError where none can be followed."""
         if self._grammars is None:
-            why = "they need the model's tokenizer.json, and it has none"
+            why = "its folder has no tokenizer.json"
             raise InvalidGrammarError("structured outputs are not supported for this model", why=why, param="grammar")
         return self._grammars.compile(sampling.grammar)
 

@@ -10,12 +10,15 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from tandem.core import metric_names as names
 from tandem.core.errors import InvalidGrammarError
+from tandem.core.gguf.model_files import GgufModel, folder_of, is_gguf
 from tandem.core.output_grammar import GRAMMAR_LIMITS
+from tandem.engine.gguf.vocabulary import GgufVocabulary
 
 MAX_COMPILED = 128
 MAX_CHARS = 4 << 20
@@ -97,19 +100,29 @@ class OutputMatcher:
         return is_accepting
 
 
+def load_tokenizer(model: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
+    """Read the tokenizer.json of a model's folder, or the vocabulary of a GGUF file that has none beside it. Raises
+    ModelError or ValueError."""
+    file = folder_of(model) / "tokenizer.json"
+    if file.is_file() or not is_gguf(model):
+        return LLTokenizer(str(file), vocab_size, list(eos_token_ids) or None)
+    vocabulary = GgufVocabulary(GgufModel(model).metadata, tuple(eos_token_ids))
+    return LLTokenizer(TokenizerWrapper(vocabulary), vocab_size, list(eos_token_ids))
+
+
 class OutputGrammars:
     """Compiled grammars of one tokenizer. `compile`, `matcher` and `begin_masks` are the step loop's; `close` ends the
     threads.
 
-    `tokenizer`: path of a tokenizer.json, read in the background. Counts: `compiled`, `compile_s`, `masks`, `mask_s` of
+    `load` makes the tokenizer, in the background. Counts: `compiled`, `compile_s`, `masks`, `mask_s` of
     the threads, and `reused` grammars that were here already.
     """
 
-    def __init__(self, tokenizer: str, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+    def __init__(self, load: Callable[[], LLTokenizer]) -> None:
         self._compiling = ThreadPoolExecutor(1, "grammars")
         self._masking = ThreadPoolExecutor(1, "masks")
         self._limits = LLParserLimits(**GRAMMAR_LIMITS, verbose_errors=False)
-        self._tokenizer = self._compiling.submit(LLTokenizer, tokenizer, vocab_size, list(eos_token_ids) or None)
+        self._tokenizer = self._compiling.submit(load)
         self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
         self._chars = 0
         self.compiled = self.masks = self.reused = 0

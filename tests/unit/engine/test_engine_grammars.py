@@ -15,7 +15,7 @@ from tandem.core.ids import BlockId, ChoiceIndex, GroupId
 from tandem.core.ledger import Holder, HoldKind
 from tandem.core.state_enums import FinishReason
 from tandem.engine.engine import Engine
-from tandem.engine.output_grammars import OutputGrammars
+from tandem.engine.output_grammars import OutputGrammars, load_tokenizer
 from tandem.engine.request import EngineRequest, RequestKind
 from tests.unit.engine.bundled import MODEL, prompt_of, request, run
 
@@ -35,7 +35,7 @@ RANDOM = {"temperature": 1.0, "seed": 5, "max_tokens": 80, "ignore_eos": False}
 
 @pytest.fixture(scope="module")
 def grammars() -> Iterator[OutputGrammars]:
-    made = OutputGrammars(str(MODEL / "tokenizer.json"), 4096, (1,))
+    made = OutputGrammars(lambda: load_tokenizer(MODEL, 4096, (1,)))
     yield made
     made.close()
 

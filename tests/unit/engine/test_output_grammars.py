@@ -10,7 +10,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from tandem.core.errors import InvalidGrammarError
 from tandem.engine import output_grammars
-from tandem.engine.output_grammars import MAX_COMPILED, OutputGrammars, OutputMatcher
+from tandem.engine.output_grammars import MAX_COMPILED, OutputGrammars, OutputMatcher, load_tokenizer
 from tests.unit.engine.bundled import MODEL
 
 EOS = 1
@@ -28,7 +28,7 @@ ANSWER = '{"name": "Zoë \\"the cat\\"", "sizes": [1, -2.5e3]}'
 
 @pytest.fixture
 def grammars() -> Iterator[OutputGrammars]:
-    made = OutputGrammars(str(MODEL / "tokenizer.json"), VOCAB, (EOS,))
+    made = OutputGrammars(lambda: load_tokenizer(MODEL, VOCAB, (EOS,)))
     yield made
     made.close()
 
