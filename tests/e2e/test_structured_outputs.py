@@ -71,6 +71,22 @@ def test_a_stream_says_the_same(cluster: Cluster) -> None:
     assert "".join(parts) == whole
 
 
+def test_text_format_of_a_response(cluster: Cluster) -> None:
+    wanted: Any = {"type": "json_schema", "name": "person", "schema": PERSON, "strict": True}
+    with openai.OpenAI(base_url=f"{cluster.api}/v1", api_key="none", max_retries=0) as client:
+        made = client.responses.create(
+            model="tandem-tiny", input="Who is it?", max_output_tokens=120, text={"format": wanted}, temperature=0
+        )
+    assert made.status == "completed"
+    check_person(made.output_text)
+    assert made.text is not None
+    assert made.text.to_dict() == {"format": wanted}
+    status, body = cluster.post(
+        "/v1/responses", {"model": "tandem-tiny", "input": "Hi", "text": {"format": {**wanted, "schema": {"not": {}}}}}
+    )
+    assert (status, body["error"]["param"]) == (400, "text.format.schema.not")
+
+
 @pytest.mark.parametrize(
     ("fields", "pattern"),
     [

@@ -1,4 +1,4 @@
-"""What a metric is: a name with kind, labels, source and meaning. They are listed in metric_names."""
+"""The type of a metric: a name with kind, labels, source and meaning. They are listed in metric_names."""
 
 from __future__ import annotations
 

@@ -51,6 +51,12 @@ class JsonSchemaFormat(Strict):
     json_schema: NamedSchema
 
 
+class FlatSchemaFormat(NamedSchema):
+    """As the Responses API writes it."""
+
+    type: Literal["json_schema"]
+
+
 class TagStructure(Strict):
     begin: Text
     described: Annotated[Schema, Field(alias="schema")]
@@ -68,6 +74,9 @@ class StructuralTag(Strict):
 ResponseFormat = Annotated[
     PlainTextFormat | JsonObjectFormat | JsonSchemaFormat | StructuralTag, Field(discriminator="type")
 ]
+
+
+FlatFormat = Annotated[PlainTextFormat | JsonObjectFormat | FlatSchemaFormat, Field(discriminator="type")]
 
 
 class StructuredOutputs(Strict):
@@ -116,13 +125,15 @@ def constraint_grammar(kind: str, value: Any, param: str, whitespace: str | None
     return _MAKERS[kind](value, param)
 
 
-def format_grammar(wanted: ResponseFormat, param: str) -> OutputGrammar | None:
+def format_grammar(wanted: ResponseFormat | FlatFormat, param: str) -> OutputGrammar | None:
     """The grammar of a response format; None = any text."""
     if isinstance(wanted, JsonObjectFormat):
         return schema_grammar(_OBJECT, param)
     if isinstance(wanted, JsonSchemaFormat):
         named = wanted.json_schema
         return schema_grammar(named.described, f"{param}.json_schema.schema", is_strict=bool(named.strict))
+    if isinstance(wanted, FlatSchemaFormat):
+        return schema_grammar(wanted.described, f"{param}.schema", is_strict=bool(wanted.strict))
     return _tagged(wanted, param) if isinstance(wanted, StructuralTag) else None
 
 
