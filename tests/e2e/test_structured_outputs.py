@@ -138,3 +138,13 @@ def test_a_schema_is_refused_by_its_place(cluster: Cluster) -> None:
     assert status == 400
     assert body["error"]["code"] == "invalid_grammar"
     assert body["error"]["param"] == "response_format.json_schema.schema.properties.ids.uniqueItems"
+
+
+def test_a_grammar_that_only_workers_can_judge_is_refused_by_them(cluster: Cluster) -> None:
+    status, body = cluster.post(
+        "/v1/chat/completions", {**ASKED, "structured_outputs": {"grammar": 'start: <|no_such_token|> "a"'}}
+    )
+    assert status == 400
+    assert body["error"]["code"] == "invalid_grammar"
+    assert "no_such_token" in body["error"]["message"]
+    check_person(text_of(answer(cluster, response_format=STRICT)[0]))
