@@ -54,7 +54,10 @@ def apply_masks(scores: Tensor, rows: Sequence[SampleRow]) -> None:
     """
     vocab = scores.shape[1]
     guided = [place for place, row in enumerate(rows) if row.sampling.matcher is not None]
-    before = scores[guided] if guided else None  # a copy
+    if guided:
+        _apply_grammars(scores, guided, [rows[place].sampling for place in guided])
+    both = [place for place in guided if rows[place].sampling.has_mask]
+    before = scores[both] if both else None  # a copy
     ids = array("q")
     lengths: list[int] = []
     places: list[int] = []
@@ -73,20 +76,20 @@ def apply_masks(scores: Tensor, rows: Sequence[SampleRow]) -> None:
         offsets = torch.tensor(places).repeat_interleave(torch.tensor(lengths)) * vocab
         scores.view(-1)[(offsets + torch.frombuffer(ids, dtype=torch.int64)).to(scores.device)] = -math.inf
     if before is not None:
-        _apply_grammars(scores, before, guided, [rows[place].sampling for place in guided])
+        kept = scores[both]
+        scores[both] = torch.where(kept.amax(dim=-1, keepdim=True) > -math.inf, kept, before)
 
 
-def _apply_grammars(scores: Tensor, before: Tensor, places: list[int], states: Sequence[ChoiceSampling]) -> None:
-    """Forbid the rows at `places` what their grammars do. `before`: their scores before other masks, for rows where
-    these leave nothing."""
+def _apply_grammars(scores: Tensor, places: list[int], states: Sequence[ChoiceSampling]) -> None:
+    """Forbid the rows at `places` what their grammars do."""
     masks = bytearray().join(state.matcher.mask() for state in states if state.matcher is not None)
     bits = torch.frombuffer(masks, dtype=torch.uint8).view(len(places), -1).to(scores.device)
     shifts = torch.arange(8, dtype=torch.uint8, device=scores.device)
     is_forbidden = (bits[:, :, None] >> shifts & 1).view(len(places), -1)[:, : scores.shape[1]] == 0
-    rows = torch.tensor(places, device=scores.device)
-    kept = scores[rows].masked_fill_(is_forbidden, -math.inf)
-    alone = before.masked_fill_(is_forbidden, -math.inf)
-    scores[rows] = torch.where(kept.amax(dim=-1, keepdim=True) > -math.inf, kept, alone)
+    if len(places) == len(scores):
+        scores.masked_fill_(is_forbidden, -math.inf)
+    else:
+        scores[places] = scores[places].masked_fill_(is_forbidden, -math.inf)
 
 
 def _repetition(scores: Tensor, states: Sequence[ChoiceSampling]) -> None:
