@@ -1,5 +1,7 @@
 """SmolLM2-135M-Instruct out of its GGUF file answers a question, over every API and in every layout of workers."""
 
+import json
+
 import pytest
 
 from tandem.rpc.v1 import inference_pb2 as i
@@ -26,6 +28,7 @@ def test_it_answers_over_every_door(layout: str) -> None:
         _ask_chat(cluster)
         _ask_http(cluster)
         _ask_grpc(cluster)
+        _ask_for_json(cluster)
 
 
 def _ask_chat(cluster: Cluster) -> None:
@@ -49,3 +52,18 @@ def _ask_grpc(cluster: Cluster) -> None:
     request = i.GenerateRequest(model=MODEL, chat=chat, sampling=i.GenerateSampling(temperature=0))
     whole = Whole(responses(cluster.context["grpc"], request))
     assert (whole.texts, whole.finishes) == ([ANSWER], ["stop"])
+
+
+def _ask_for_json(cluster: Cluster) -> None:
+    """It knows what goes into the fields, where nothing but the grammar makes it write them."""
+    city = {"type": "object", "properties": {"capital": {"type": "string"}, "country": {"type": "string"}},
+            "required": ["capital", "country"], "additionalProperties": False}  # fmt: skip
+    question = f"{QUESTION} Answer with a JSON object that has the fields capital and country."
+    body = {
+        "model": MODEL, "messages": [{"role": "user", "content": question}], "temperature": 0, "max_tokens": 100,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "city", "schema": city, "strict": True}},
+    }  # fmt: skip
+    code, found = cluster.post("/v1/chat/completions", body)
+    assert code == 200, found
+    assert found["choices"][0]["finish_reason"] == "stop"
+    assert json.loads(found["choices"][0]["message"]["content"]) == {"capital": "Paris", "country": "France"}

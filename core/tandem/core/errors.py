@@ -5,6 +5,7 @@
     │   ├── UnknownModelError
     │   ├── NotFoundError          no such response, file or batch
     │   ├── ContextLengthError
+    │   ├── InvalidGrammarError    no answer can be made to follow it (names the place in the schema)
     │   ├── UnsupportedParameterError
     │   ├── UnsupportedEndpointError
     │   ├── RequestTooLargeError
@@ -72,6 +73,10 @@ class NotFoundError(InvalidRequestError):
 
 class ContextLengthError(InvalidRequestError):
     code = "context_length_exceeded"
+
+
+class InvalidGrammarError(InvalidRequestError):
+    code = "invalid_grammar"
 
 
 class UnsupportedParameterError(InvalidRequestError):
@@ -165,6 +170,7 @@ STATUS: dict[str, tuple[int, str]] = {
     "model_not_found": (404, "NOT_FOUND"),
     "not_found": (404, "NOT_FOUND"),
     "context_length_exceeded": (400, "INVALID_ARGUMENT"),
+    "invalid_grammar": (400, "INVALID_ARGUMENT"),
     "unsupported_parameter": (400, "INVALID_ARGUMENT"),
     "unsupported_endpoint": (404, "UNIMPLEMENTED"),
     "request_too_large": (413, "INVALID_ARGUMENT"),
@@ -192,7 +198,7 @@ _BY_CODE: dict[str, type[TandemError]] = {
     cls.code: cls
     for cls in (
         InvalidRequestError, UnknownModelError, NotFoundError, ContextLengthError, UnsupportedParameterError,
-        UnsupportedEndpointError,
+        UnsupportedEndpointError, InvalidGrammarError,
         RequestTooLargeError, MediaTypeError, AuthError, CapacityError, UnavailableError, WorkerLostError,
         TransferError, PairRefusedError, CancelledError, DeadlineError, StartupError, ConfigError, ModelError,
         InternalError,

@@ -8,44 +8,13 @@ A counter that has labels of its own travels under a key such as `tandem_kv_tran
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
 from types import MappingProxyType
 
+from tandem.core.metric import Metric as Metric
+from tandem.core.metric import MetricKind as MetricKind
+from tandem.core.metric import MetricSource as MetricSource
+
 PREFIX = "tandem_"
-
-
-class MetricKind(StrEnum):
-    """As Prometheus has it."""
-
-    COUNTER = "counter"
-    GAUGE = "gauge"
-    HISTOGRAM = "histogram"
-
-
-class MetricSource(StrEnum):
-    """Source of a metric; the values are the headings of the page."""
-
-    REQUESTS = "Requests, as routers see them"
-    ROUTER = "Routers"
-    INDEX = "The prefix index"
-    CLUSTER = "The cluster"
-    WORKER = "Workers"
-    TRANSFER = "KV between workers"
-    VLLM = "Under the names of vLLM"
-
-
-class Metric(str):
-    """The name of a metric, all that most code needs of it, with its further properties."""
-
-    source: MetricSource
-    kind: MetricKind
-    text: str
-    labels: tuple[str, ...]
-
-    def __new__(cls, source: MetricSource, kind: MetricKind, name: str, text: str, *labels: str) -> Metric:
-        metric = super().__new__(cls, name)
-        metric.source, metric.kind, metric.text, metric.labels = source, kind, text, labels
-        return metric
 
 
 def _request(kind: MetricKind, name: str, text: str, *labels: str) -> Metric:
@@ -299,6 +268,19 @@ PREEMPTED_FOR_TICKETS = _worker(
     _COUNTER, "tandem_preempted_for_tickets_total", "Of these, to a request whose KV was to come from elsewhere."
 )
 PREEMPTED_SWAPPED = _worker(_COUNTER, "tandem_preempted_swapped_total", "Of these, who kept their KV in host memory.")
+GRAMMARS_COMPILED = _worker(_COUNTER, "tandem_grammars_compiled_total", "Output grammars compiled.")
+GRAMMAR_COMPILE_SECONDS = _worker(
+    _COUNTER, "tandem_grammar_compile_seconds_total", "Time of compiling them, beside the steps."
+)
+GRAMMARS_REUSED = _worker(
+    _COUNTER,
+    "tandem_grammars_reused_total",
+    "Output grammars that were asked for and compiled, or being compiled, already.",
+)
+GRAMMAR_MASKS = _worker(_COUNTER, "tandem_grammar_masks_total", "Masks of output grammars: one a token and choice.")
+GRAMMAR_MASK_SECONDS = _worker(
+    _COUNTER, "tandem_grammar_mask_seconds_total", "Time of computing them, while the model computes the logits."
+)
 WORKER_RECOMPUTED = _worker(
     _COUNTER, "tandem_worker_recomputed_tokens_total",
     'Tokens computed again by `cause`: "preempted", what a request had before and did not find cached when it came '

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from tandem.core.errors import InvalidRequestError
+from tandem.core.output_grammar import MAX_GRAMMAR_CHARS
 
 MAX_CHOICES = 16
 MAX_LOGPROBS = 20
@@ -33,6 +34,9 @@ class SamplingParams:
     Before `min_tokens` tokens no token that would end the answer is chosen. `bad_words` are token sequences; the last
     token of one is not chosen behind its others. Only `allowed_token_ids` are chosen, if there are any.
 
+    `grammar`, if there is one, is followed by the answer (see tandem.core.output_grammar). A stop token that is no text
+    is chosen only where the answer may end by it. It goes before settings that would leave no token to choose.
+
     `prompt_logprobs` asks for the log-probability of every prompt token but the first, and as many alternatives.
     """
 
@@ -54,6 +58,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = field(default=())
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    grammar: str = ""
 
     @property
     def is_greedy(self) -> bool:
@@ -77,6 +82,8 @@ class SamplingParams:
         for token, bias in self.logit_bias:
             _check("logit_bias", 0 <= token < vocab_size, token, f"a token id below {vocab_size}")
             _check_range("logit_bias", bias, -100.0, 100.0)
+        chars = len(self.grammar)
+        _check("grammar", chars <= MAX_GRAMMAR_CHARS, f"{chars} characters", f"at most {MAX_GRAMMAR_CHARS} characters")
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(self, name)
             _check(name, count is None or 0 <= count <= MAX_LOGPROBS, count, f"between 0 and {MAX_LOGPROBS}")

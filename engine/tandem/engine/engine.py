@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable
 from collections.abc import Sequence as AbstractSequence
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from tandem.core.block_hash import BlockHash
 from tandem.core.clock import Clock
@@ -21,6 +22,8 @@ from tandem.core.errors import InternalError, TandemError, WorkerLostError
 from tandem.core.handoff import ChoiceState
 from tandem.core.ids import BlockId, GroupId
 from tandem.core.ledger import Holder, HoldKind
+from tandem.core.sampling import SamplingParams
+from tandem.engine.awaited_grammars import AwaitedGrammars
 from tandem.engine.block_manager import BlockSpace, Reserved, longest_hit
 from tandem.engine.memory_plan import SCORED_LOGITS
 from tandem.engine.request import (
@@ -50,6 +53,9 @@ from tandem.engine.step_assembly import (
 from tandem.engine.step_budget import SchedulerConfig, StepPace
 from tandem.engine.swapping import Swap
 
+if TYPE_CHECKING:
+    from tandem.engine.output_grammars import OutputGrammars
+
 _log = logging.getLogger(__name__)
 _SCORED_LOGITS = SCORED_LOGITS
 
@@ -61,9 +67,11 @@ class Engine:
     """
 
     def __init__(
-        self, runner: Runner, *, config: SchedulerConfig | None = None, clock: Clock, swap: Swap | None = None
-    ) -> None:
-        """`swap` may keep the KV of preempted requests; None = they are computed again."""
+        self, runner: Runner, *, config: SchedulerConfig | None = None, clock: Clock, swap: Swap | None = None,
+        grammars: OutputGrammars | None = None,
+    ) -> None:  # fmt: skip
+        """`swap` may keep the KV of preempted requests; None = they are computed again. `grammars`: None = no output
+        can be made to follow one."""
         self.layout = runner.layout
         self.max_model_len = runner.max_model_len
         self.vocab_size = runner.vocab_size
@@ -77,6 +85,8 @@ class Engine:
         scored = _SCORED_LOGITS // runner.vocab_size
         self.swap = swap
         self.scheduler = Scheduler(self.blocks, self.config, self.pace, scored, swap)
+        self.grammars = grammars
+        self._awaited = AwaitedGrammars(grammars)
         self._arrivals = 0
         self._early: list[tuple[RequestState, TokenOutput]] = []  # ends of replays with nothing left to generate
         self._batch: StepBatch | None = None  # that is computed now
@@ -113,6 +123,12 @@ class Engine:
             max_sequences=self.config.max_sequences, block_tokens=self.blocks.block_tokens,
             pool_blocks=self.blocks.total_blocks(),
         )  # fmt: skip
+
+    def prepare(self, sampling: SamplingParams) -> None:
+        """Begin to compile the grammar of a request that will be added. Raises InvalidGrammarError where none can be
+        followed."""
+        if sampling.grammar:
+            self._awaited.compile(sampling)
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request. Raises what `check` raises, and InternalError for a key in flight."""
@@ -204,10 +220,12 @@ class Engine:
         begun, self._ahead = self._ahead, None
         started_s = self._clock.now_s() if begun is None else begun.since_s
         self._ended = {output.key: state for state, output in self._early}
+        failed: dict[str, Exception] = {}
+        if self._awaited:
+            self._take_grammars(failed)
         plan = self.scheduler.plan(started_s) if begun is None else begun.plan
         outputs = [output for _, output in self._early]
         self._early.clear()
-        failed: dict[str, Exception] = {}
         scores: list[PromptLogprobs] = []
         slices: tuple[PrefillSlice, ...] = ()
         if plan.items:
@@ -283,13 +301,21 @@ class Engine:
             if sequence.finish is not None:
                 self._early.append((state, _output(request.key, sequence, None)))
         state.is_forked = len(state.live) <= 1
+        self._awaited.add(state)
         return state
+
+    def _take_grammars(self, failed: dict[str, Exception]) -> None:
+        is_idle = all(state.compiling is not None for state in self.scheduler.states())
+        for state, error in self._awaited.take(is_idle=is_idle).items():
+            failed[state.request.key] = _as_tandem_error(error)
+            self.scheduler.remove(state)
 
     def _execute(
         self, plan: StepPlan, slices: tuple[PrefillSlice, ...], on_layers: LayerHook | None
     ) -> list[TokenOutput]:
         """Run the planned batch; one result for every taker, in the order of items."""
         batch, rows = assemble(plan.items)
+        self._awaited.begin_masks(rows)
         plan.logit_rows = len(batch.logit_rows)
         hook: Callable[[int, int], None] | None = None
         if on_layers is not None and slices:
@@ -311,6 +337,7 @@ class Engine:
         if ahead is None or plan.prefill_tokens:
             return None
         batch, rows = assemble(plan.items)
+        self._awaited.begin_masks(rows)
         begun = ahead.begin(batch, rows)
         return None if begun is None else BegunStep(plan, batch, begun)
 
@@ -382,9 +409,14 @@ class Engine:
                 sequence.append(result.token)
                 self._finish_if_done(state, sequence)
                 outputs.append(_output(state.request.key, sequence, result))
-            if sampling_choices:
-                state.is_preempted = False
-            self._settle(state, item)
+                if sequence.sampling.grammar_error:
+                    what = "the output grammar cannot be followed any further"
+                    self._fail([item], InternalError(what, why=sequence.sampling.grammar_error), failed)
+                    break
+            else:
+                if sampling_choices:
+                    state.is_preempted = False
+                self._settle(state, item)
 
     def _settle(self, state: RequestState, item: StepItem) -> None:
         """Fork, park or end a request after one of its sequences moved."""
@@ -405,8 +437,9 @@ class Engine:
 
     def _finish_if_done(self, state: RequestState, sequence: Sequence) -> None:
         sequence.finish = finish_reason(
-            state.request.sampling, sequence.outputs, sequence.length, self._eos, self.max_model_len
-        )
+            state.request.sampling, sequence.outputs, sequence.length, self._eos, self.max_model_len,
+            is_complete=sequence.sampling.is_complete,
+        )  # fmt: skip
         if sequence.finish is not None:
             state.live.remove(sequence)
 

@@ -46,11 +46,18 @@ def apply_bias(scores: Tensor, states: Sequence[ChoiceSampling]) -> None:
 
 
 def apply_masks(scores: Tensor, rows: Sequence[SampleRow]) -> None:
-    """Allowed tokens, bad words and the tokens that `min_tokens` keeps back; `scores` [n, vocab] has a row a row.
+    """Allowed tokens, bad words, the tokens that `min_tokens` keeps back, and grammars; `scores` [n, vocab] has a row a
+    row.
 
-    At least one token of every row keeps its score. IndexError for a token beyond the vocabulary.
+    At least one token of every row keeps its score: where a grammar and the others leave none, one of the grammar's.
+    IndexError for a token beyond the vocabulary.
     """
     vocab = scores.shape[1]
+    guided = [place for place, row in enumerate(rows) if row.sampling.matcher is not None]
+    if guided:
+        _apply_grammars(scores, guided, [rows[place].sampling for place in guided])
+    both = [place for place in guided if rows[place].sampling.has_mask]
+    before = scores[both] if both else None  # a copy
     ids = array("q")
     lengths: list[int] = []
     places: list[int] = []
@@ -68,6 +75,21 @@ def apply_masks(scores: Tensor, rows: Sequence[SampleRow]) -> None:
             raise IndexError(f"token {max(ids)} is beyond the vocabulary of {vocab}")
         offsets = torch.tensor(places).repeat_interleave(torch.tensor(lengths)) * vocab
         scores.view(-1)[(offsets + torch.frombuffer(ids, dtype=torch.int64)).to(scores.device)] = -math.inf
+    if before is not None:
+        kept = scores[both]
+        scores[both] = torch.where(kept.amax(dim=-1, keepdim=True) > -math.inf, kept, before)
+
+
+def _apply_grammars(scores: Tensor, places: list[int], states: Sequence[ChoiceSampling]) -> None:
+    """Forbid the rows at `places` what their grammars do."""
+    masks = bytearray().join(state.matcher.mask() for state in states if state.matcher is not None)
+    bits = torch.frombuffer(masks, dtype=torch.uint8).view(len(places), -1).to(scores.device)
+    shifts = torch.arange(8, dtype=torch.uint8, device=scores.device)
+    is_forbidden = (bits[:, :, None] >> shifts & 1).view(len(places), -1)[:, : scores.shape[1]] == 0
+    if len(places) == len(scores):
+        scores.masked_fill_(is_forbidden, -math.inf)
+    else:
+        scores[places] = scores[places].masked_fill_(is_forbidden, -math.inf)
 
 
 def _repetition(scores: Tensor, states: Sequence[ChoiceSampling]) -> None:

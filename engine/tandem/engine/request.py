@@ -208,11 +208,15 @@ def most_blocks(request: EngineRequest, block_tokens: int) -> int:
 
 
 def finish_reason(
-    sampling: SamplingParams, outputs: Sequence[int], length: int, eos: frozenset[int], max_model_len: int
-) -> FinishReason | None:
-    """Return the reason why a choice with these outputs ends, or None. `length` counts prompt and outputs."""
+    sampling: SamplingParams, outputs: Sequence[int], length: int, eos: frozenset[int], max_model_len: int,
+    *, is_complete: bool = False,
+) -> FinishReason | None:  # fmt: skip
+    """Return the reason why a choice with these outputs ends, or None. `length` counts prompt and outputs.
+    `is_complete`: the last one ended it by its grammar."""
     if not outputs:
         return None
+    if is_complete:
+        return FinishReason.STOP
     token = outputs[-1]
     is_ending = (token in eos and not sampling.ignore_eos) or token in sampling.stop_token_ids
     if is_ending and len(outputs) > sampling.min_tokens:

@@ -5,19 +5,24 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from tandem.core.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from tandem.engine.output_grammars import OutputMatcher
 
 
 class ChoiceSampling:
     """Sampling state of one choice: its settings and the tokens it has seen.
 
-    `eos_token_ids` are the model's; `min_tokens` keeps them back.
+    `eos_token_ids` are the model's; `min_tokens` keeps them back. `matcher` follows the grammar, once `follow` was
+    called; None without one.
     """
 
     __slots__ = (
         "allowed_ids", "changes_scores", "choice", "counts", "ending", "has_bias", "has_filter", "has_mask",
-        "has_penalty", "is_plain", "new_ids", "params", "prompt", "prompt_ids", "recent", "words",
+        "has_penalty", "is_plain", "matcher", "new_ids", "params", "prompt", "prompt_ids", "recent", "words",
     )  # fmt: skip
 
     def __init__(
@@ -33,7 +38,8 @@ class ChoiceSampling:
         self.has_bias = bool(params.logit_bias)
         self.has_filter = bool(params.top_k or params.top_p < 1.0 or params.min_p > 0.0)
         self.has_mask = bool(params.min_tokens or params.bad_words or params.allowed_token_ids)
-        self.changes_scores = self.has_penalty or self.has_bias or self.has_mask
+        self.matcher: OutputMatcher | None = None
+        self.changes_scores = self.has_penalty or self.has_bias or self.has_mask or bool(params.grammar)
         self.is_plain = params.is_greedy and not self.changes_scores and params.logprobs is None
         self.prompt = frozenset(prompt) if params.repetition_penalty != 1.0 else frozenset()
         self.prompt_ids = array("q", sorted(self.prompt))
@@ -51,12 +57,29 @@ class ChoiceSampling:
     def count(self, token: int) -> None:
         """Record an output token."""
         self.recent.append(token)
+        if self.matcher is not None:
+            self.matcher.advance(token)
         if not self.has_penalty:
             return
         seen = self.counts.get(token, 0)
         self.counts[token] = seen + 1
         if not seen and token not in self.prompt:
             self.new_ids.append(token)
+
+    def follow(self, matcher: OutputMatcher, outputs: Sequence[int]) -> None:
+        """Follow a grammar from now on; `matcher` is at its beginning, `outputs` are already chosen."""
+        matcher.replay(outputs)
+        self.matcher = matcher
+
+    @property
+    def is_complete(self) -> bool:
+        """True if there is a grammar, and the last token ended the answer by it."""
+        return self.matcher is not None and self.matcher.is_complete
+
+    @property
+    def grammar_error(self) -> str:
+        """The reason why its grammar cannot be followed any further; "" = it can, or there is none."""
+        return "" if self.matcher is None else self.matcher.error
 
     def banned(self, index: int, vocab_size: int) -> set[int]:
         """Tokens that may not be output `index`: those that would end the answer too early, and last ones of bad words.

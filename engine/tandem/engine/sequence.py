@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from collections.abc import Sequence as AbstractSequence
+from concurrent.futures import Future
 from enum import Enum, auto
+from typing import TYPE_CHECKING
 
 from tandem.core.block_hash import BlockHash
 from tandem.core.handoff import ChoiceState
@@ -20,6 +22,9 @@ from tandem.core.ledger import Holder, HoldKind
 from tandem.core.state_enums import FinishReason
 from tandem.engine.request import EngineRequest, RequestKind
 from tandem.engine.sampling_state import ChoiceSampling
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 GONE = BlockId(0)
 Age = tuple[float, int]
@@ -102,6 +107,7 @@ class RequestState:
         "age",
         "cached_blocks",
         "cached_tokens",
+        "compiling",
         "is_forked",
         "is_preempted",
         "is_prefill_only",
@@ -137,6 +143,7 @@ class RequestState:
         self.is_forked = len(self.live) <= 1
         self.is_preempted = False
         self.lost_tokens = 0
+        self.compiling: Future[LLMatcher] | None = None  # no choice samples until its grammar is there
         self.place = QueueState.WAITING
         self.cached_tokens: int | None = None
         self.scored = 0 if request.sampling.prompt_logprobs is not None else len(request.prompt) - 1
@@ -184,7 +191,7 @@ class RequestState:
 
     def decoding(self) -> list[Sequence]:
         """Choices that lack the KV of their last output token alone."""
-        if not self.is_forked or self.is_prefill_only:
+        if not self.is_forked or self.is_prefill_only or self.compiling is not None:
             return []
         return [s for s in self.live if s.prompt_tokens + len(s.outputs) - s.computed == 1 and s.outputs]
 

@@ -272,3 +272,14 @@ def test_equal_bytes_are_judged_once_and_the_memory_of_it_is_bounded() -> None:
     for seed in range(40):
         prefill(runner, prompt_of(TOKENS, seed), ([0, 1, 2, 3, 4, 5],))
     assert len(runner.pools[0]._judged) <= 4 * 8 + 1
+
+
+@pytest.mark.parametrize("digest", range(6))
+def test_a_mask_leaves_its_tokens_alone(digest: int) -> None:
+    mask = bytes([0b0010_0100, 0b0000_0001])
+    plain, only = SamplingParams(max_tokens=1), SamplingParams(max_tokens=1, allowed_token_ids=(5, 6))
+    chosen = choose(digest, plain, 0, 0, vocab_size=10, eos_token_ids=(8,), mask=mask)
+    assert chosen in (2, 5), "an end is avoided"
+    assert choose(digest, only, 0, 0, vocab_size=10, eos_token_ids=(8,), mask=mask) == 5
+    ended = bytes([0, 0b0000_0001])
+    assert choose(digest, only, 0, 0, vocab_size=10, eos_token_ids=(8,), mask=ended) == 8, "the grammar wins"

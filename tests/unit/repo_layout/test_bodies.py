@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from tandem.router.api.http.body_parser import unbounded
 from tandem.router.api.http.openapi import OPERATIONS
-from tandem.router.api.http.schemas import FIRST_ERROR
+from tandem.router.api.http.strict_models import FIRST_ERROR
 
 BODIES: dict[type[BaseModel], None] = dict.fromkeys(one.body for one in OPERATIONS if one.body is not None)
 READ_BY_THE_MODEL = {
@@ -19,7 +19,10 @@ READ_BY_THE_MODEL = {
     "TokenizeRequest.prompt", "CompletionRequest.prompt", "ResponseRequest.input", "ResponseRequest.instructions",
 }  # fmt: skip
 """The bytes of a body are their bound, and then the context of the model."""
-CHECKED_LATER = {"cache_salt", "chat_template_kwargs", "prompt_cache_key", "stop", "bad_words", "logit_bias"}
+CHECKED_LATER = {
+    "cache_salt", "chat_template_kwargs", "prompt_cache_key", "stop", "bad_words", "logit_bias", "described",
+    "guided_json",
+}  # fmt: skip
 """Texts with lengths that their readers check, for gRPC too; stored texts are among the others."""
 BODY_MODELS = pytest.mark.parametrize("body", list(BODIES), ids=lambda one: one.__name__)
 

@@ -88,11 +88,13 @@ class Leader:
     followers: Followers | None
 
     def close(self) -> None:
-        """End the transfers, then the other ranks."""
+        """End the transfers, then the other ranks, and the threads of grammars."""
         self.context.sender.close()
         self.context.receiver.close()
         if self.followers is not None:
             self.followers.close()
+        if self.context.engine.grammars is not None:
+            self.context.engine.grammars.close()
 
 
 def assemble_leader(config: WorkerConfig, seat: RankIdentity, inbox: Inbox, outbox: Outbox) -> Leader:

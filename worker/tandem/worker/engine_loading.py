@@ -14,6 +14,7 @@ from tandem.core.block_hash import HashRoot
 from tandem.core.clock import MonotonicClock
 from tandem.core.config import ENGINES, WorkerConfig, WorkerSection
 from tandem.core.errors import ConfigError, StartupError
+from tandem.core.gguf.model_files import is_gguf
 from tandem.core.ids import GroupId, Incarnation, Rank, WorkerId
 from tandem.core.kv_compatibility import Fingerprint, KVProfile
 from tandem.core.kv_layout import KVGroupSpec
@@ -24,6 +25,7 @@ from tandem.core.start_times import StartPhase
 from tandem.engine.engine import Engine
 from tandem.engine.memory_plan import MemoryPlan
 from tandem.engine.model_work import ModelWork, model_work
+from tandem.engine.output_grammars import OutputGrammars, load_tokenizer
 from tandem.engine.request import EngineRequest
 from tandem.engine.runner_protocol import Runner
 from tandem.engine.step_budget import SchedulerConfig
@@ -141,7 +143,15 @@ def engine_over(runner: Runner, config: WorkerConfig, swap: Swap | None = None) 
         chunk_tokens=settings.chunk_tokens,
         queue=QueueRules(stretch=settings.queue_stretch, max_overtake_s=settings.queue_max_overtake_s),
     )
-    return Engine(runner, config=scheduling, clock=MonotonicClock(), swap=swap)
+    return Engine(runner, config=scheduling, clock=MonotonicClock(), swap=swap, grammars=_open_grammars(config, runner))
+
+
+def _open_grammars(config: WorkerConfig, runner: Runner) -> OutputGrammars | None:
+    """Grammars over the model's tokenizer; None where it has none."""
+    model = Path(config.model_dir)
+    if not is_gguf(model) and not (model / "tokenizer.json").is_file():
+        return None
+    return OutputGrammars(lambda: load_tokenizer(model, runner.vocab_size, runner.eos_token_ids))
 
 
 def open_transfer_ends(

@@ -132,6 +132,8 @@ class LoadMeter:
             context.counters[name if name.startswith(names.PREFIX) else f"transfer_{name}"] = value
         context.counters[names.counter_key(names.LEASES)] = float(len(context.leases))
         context.counters.update(context.peaks)
+        if engine.grammars is not None:
+            context.counters.update(engine.grammars.counters())
         if engine.swap is not None:
             context.counters[names.counter_key(names.PREEMPTED_SWAPPED)] = float(engine.swap.requests)
         return to_proto(

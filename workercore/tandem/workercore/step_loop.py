@@ -220,6 +220,7 @@ class StepLoop:
             self._context.count("prefix_hash_mismatches")
         sampling = sampling_from_wire(message.sampling)
         sampling.validate(self._context.engine.vocab_size)  # one bad row would fail the whole step
+        self._context.engine.prepare(sampling)
         deadline_s = now_s + (message.timeout_s or MAX_REQUEST_S)
         return Tracked(
             router=router,

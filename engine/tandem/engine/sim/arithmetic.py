@@ -56,15 +56,19 @@ def combine(values: Iterable[int]) -> int:
 
 def choose(
     digest: int, params: SamplingParams, choice: int, index: int, *, vocab_size: int, eos_token_ids: Collection[int],
-    banned: Collection[int] = (),
+    banned: Collection[int] = (), mask: bytes | None = None,
 ) -> int:  # fmt: skip
     """The token after a context with this digest.
 
     End-of-sequence tokens are avoided, so that answers have the length that was asked for; so are tokens biased by
     -100. A bias of +100 forces its token, an end-of-sequence one too. `banned` tokens and those that are not allowed
-    are never chosen while there are others. Filters and penalties change nothing.
+    are never chosen while there are others. Filters and penalties change nothing. `mask`: tokens that a grammar
+    allows, a bit each; nothing else is chosen.
     """
     allowed = sorted(set(params.allowed_token_ids))
+    if mask is not None:
+        fitting = [token for token in range(vocab_size) if mask[token >> 3] >> (token & 7) & 1]
+        allowed = [token for token in fitting if token in allowed] or fitting
     avoided = {*eos_token_ids, *banned}
     for token, bias in params.logit_bias:
         if bias >= _CERTAIN_BIAS and token not in banned and (not allowed or token in allowed):

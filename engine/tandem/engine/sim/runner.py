@@ -143,6 +143,7 @@ class SimRunner:
         token = choose(
             digest, params, sampling.choice, row.index, vocab_size=self.vocab_size, eos_token_ids=self.eos_token_ids,
             banned=sampling.banned(row.index, self.vocab_size) if sampling.has_mask else (),
+            mask=None if sampling.matcher is None else sampling.matcher.mask(),
         )  # fmt: skip
         return TokenOutput(token, report_logprob(token, params, self.vocab_size))
 

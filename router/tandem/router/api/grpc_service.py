@@ -19,11 +19,13 @@ from tandem.core.api_keys import Scope
 from tandem.core.errors import CancelledError, InternalError, InvalidRequestError, StartupError, TandemError
 from tandem.core.handoff import TokenLogprob
 from tandem.core.ids import new_request_id
+from tandem.core.output_grammar import OutputGrammar
 from tandem.core.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 from tandem.core.urls import host_port
 from tandem.router.admission.slo_classes import SloRequest
 from tandem.router.api.frontend import Frontend, stopping_error
 from tandem.router.api.grpc_auth import MAX_CALLS, MAX_STREAMS, KeyInterceptor, abort, authorization, texts
+from tandem.router.api.http.output_fields import constraint_grammar
 from tandem.router.api.servers import TlsFiles, bind
 from tandem.router.dispatch.inflight_request import GenerationRequest
 from tandem.router.error_quoting import quoted
@@ -330,6 +332,7 @@ def _ask(request: i.GenerateRequest) -> GenerationRequest:
         "kept": kept,
         "is_whole": kept is not None,
         "bad_words": tuple(request.sampling.bad_words),
+        "output_grammar": _output_grammar(request.structured_outputs),
         "cache_salt": request.cache_salt if request.HasField("cache_salt") else None,
         "cache_key": request.prompt_cache_key if request.HasField("prompt_cache_key") else None,
     }
@@ -337,6 +340,14 @@ def _ask(request: i.GenerateRequest) -> GenerationRequest:
         return GenerationRequest(messages=_messages(request.chat), rendering=_rendering(request.chat), **common)
     prompt = request.text if kind == "text" else array("I", request.token_ids.ids)
     return GenerationRequest(prompts=(prompt,), default_max_tokens=_DEFAULT_MAX_TOKENS, **common)
+
+
+def _output_grammar(outputs: i.StructuredOutputs) -> OutputGrammar | None:
+    kind = outputs.WhichOneof("kind")
+    if kind is None:
+        return None
+    value = list(outputs.choice.texts) if kind == "choice" else getattr(outputs, kind)
+    return constraint_grammar(kind, value, f"structured_outputs.{kind}", outputs.whitespace_pattern or None)
 
 
 def _wish(request: i.GenerateRequest, context: Any) -> SloRequest:

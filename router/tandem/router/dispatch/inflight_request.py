@@ -13,6 +13,7 @@ from typing import Any
 from tandem.core.errors import CancelledError, TandemError
 from tandem.core.handoff import ChoiceState, HandoffTiming, TokenLogprob
 from tandem.core.ids import Attempt, ChoiceIndex, RequestId, WorkerId
+from tandem.core.output_grammar import OutputGrammar
 from tandem.core.sampling import SamplingParams
 from tandem.core.state_enums import FinishReason, Phase
 from tandem.router.admission.slo_classes import ANONYMOUS, Caller, SloRequest, SloTerms
@@ -67,6 +68,7 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     includes_stop: bool = False
     bad_words: tuple[str, ...] = ()
+    output_grammar: OutputGrammar | None = None
     echoes: bool = False
     is_echo_alone: bool = False
     """The answer is the prompt: generated tokens are discarded."""

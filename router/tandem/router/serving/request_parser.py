@@ -14,6 +14,7 @@ from tandem.core.errors import ContextLengthError, InvalidRequestError, UnknownM
 from tandem.core.sampling import SamplingParams
 from tandem.router.dispatch.inflight_request import Echo, GenerationRequest
 from tandem.router.error_quoting import quoted
+from tandem.router.serving.output_grammar import check_grammar
 from tandem.router.tenancy.authenticator import request_salt
 from tandem.router.tokenization.chat_template import Rendering, check_variables
 from tandem.router.tokenization.tokenizer import Decode, IncrementalDetokenizer, Tokenizer
@@ -142,6 +143,9 @@ class RequestParser:
         if ask.bad_words:
             check_words(ask.bad_words)
             more["bad_words"] = await word_tokens(ask.bad_words, model.tokenizer)
+        if ask.output_grammar is not None:
+            await check_grammar(ask.output_grammar)
+            more["grammar"] = ask.output_grammar.text
         is_echo_alone = ask.echoes and ask.options.get("max_tokens") == 0
         if is_echo_alone:  # no worker answers without a token
             more["max_tokens"] = 1

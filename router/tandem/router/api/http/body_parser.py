@@ -302,7 +302,10 @@ def _class_of(kind: Any) -> type | None:
 
 @functools.cache
 def _of_model(model: type[BaseModel]) -> Check:
-    fields = {name: _check_of(_kinds(field.annotation, field.metadata)) for name, field in model.model_fields.items()}
+    fields = {
+        field.alias or name: _check_of(_kinds(field.annotation, field.metadata))
+        for name, field in model.model_fields.items()
+    }
     nested = [(name, inner) for name, inner in fields.items() if inner is not None]
 
     def run(value: Any) -> None:

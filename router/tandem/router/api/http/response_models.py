@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from tandem.core.batch import BatchStatus
+from tandem.router.api.http.output_fields import FlatFormat
 from tandem.router.api.http.responses.items import Annotation, OutputLogprob, Status, SummaryPart, ThoughtPart
 from tandem.router.api.http.schemas import RefusalPart
 
@@ -236,12 +237,8 @@ class NoReasoning(Documented):
     summary: None
 
 
-class TextFormat(Documented):
-    type: Literal["text"]
-
-
 class TextSettings(Documented):
-    format: TextFormat
+    format: FlatFormat
 
 
 class ResponseObject(Documented):

@@ -29,6 +29,7 @@ from tandem.router.api.http.middleware import (
     tenant_of,
     wish_of,
 )
+from tandem.router.api.http.output_fields import format_grammar
 from tandem.router.api.http.paging import Page, page_of
 from tandem.router.api.http.response_bodies import ROUTE_HEADER, TIMING_HEADER, AnswerReply, ResponseFrame
 from tandem.router.api.http.responses.conversation import (
@@ -234,11 +235,13 @@ def _ask(body: ResponseRequest, past: Past, said: Sequence[Message]) -> Generati
     given = {"temperature": body.temperature, "top_p": body.top_p, "max_tokens": body.max_output_tokens}
     # Instructions are of this request alone: those of earlier turns are not carried over.
     first: tuple[Message, ...] = ({"role": "system", "content": body.instructions},) if body.instructions else ()
+    wanted = body.text.format if body.text is not None else None
     return GenerationRequest(
         api="responses",
         served_model=body.model,
         messages=(*first, *map(for_template, (*past.messages, *said))),
         options={name: value for name, value in given.items() if value is not None},
+        output_grammar=None if wanted is None else format_grammar(wanted, "text.format"),
         max_tokens_param="max_output_tokens",
         cache_key=body.prompt_cache_key,
     )

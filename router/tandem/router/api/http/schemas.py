@@ -13,10 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Discriminator,
-    FailFast,
     Field,
     Tag,
     ValidatorFunctionWrapHandler,
@@ -25,6 +22,8 @@ from pydantic import (
 
 from tandem.core.errors import InvalidRequestError, UnsupportedParameterError
 from tandem.core.sampling import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKEN_IDS
+from tandem.router.api.http.output_fields import OutputFields, output_grammar_of
+from tandem.router.api.http.strict_models import FIRST_ERROR, Strict
 from tandem.router.dispatch.inflight_request import GenerationRequest
 from tandem.router.error_quoting import quoted
 from tandem.router.serving.request_parser import MAX_MESSAGES, MAX_PROMPTS, MAX_STOPS, MAX_WORDS, kept_choices
@@ -49,10 +48,6 @@ _NEUTRAL_ANYWHERE: dict[str, tuple[Any, ...]] = {
     "detokenize": (None, True),
     "ebnf": _NOTHING,
     "grammar": _NOTHING,
-    "guided_choice": _NOTHING,
-    "guided_grammar": _NOTHING,
-    "guided_json": _NOTHING,
-    "guided_regex": _NOTHING,
     "json_schema": _NOTHING,
     "kv_transfer_params": _NOTHING,
     "length_penalty": (None, 1),
@@ -62,11 +57,9 @@ _NEUTRAL_ANYWHERE: dict[str, tuple[Any, ...]] = {
     "prompt_cache_retention": (None, "in_memory", "in-memory"),
     "prompt_embeds": _NOTHING,
     "regex": _NOTHING,
-    "response_format": (None, {"type": "text"}),
     "skip_special_tokens": (None, True),
     "spaces_between_special_tokens": (None, True),
     "store": _NOTHING,
-    "structured_outputs": _NOTHING,
     "truncate_prompt_tokens": _NOTHING,
     "use_beam_search": _NOTHING,
     "vllm_xargs": _NOTHING,
@@ -90,21 +83,6 @@ NEUTRAL_CHAT: dict[str, tuple[Any, ...]] = {
     "web_search_options": (None,),
 }
 NEUTRAL_COMPLETION: dict[str, tuple[Any, ...]] = {**_NEUTRAL_ANYWHERE, "suffix": _NOTHING}
-
-
-class _FirstError(FailFast):
-    """As pydantic's, but it may stand in a union."""
-
-    def __hash__(self) -> int:
-        return hash(self.fail_fast)
-
-
-FIRST_ERROR = _FirstError()
-"""Lists are not looked at behind their first wrong element."""
-
-
-class Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
 class StreamOptions(Strict):
@@ -146,7 +124,7 @@ def _shown(row: list[Any]) -> list[Any]:
     return row[:1] + [one for one in row[1:] if type(one) is not int][:1]
 
 
-class SamplingFields(Strict):
+class SamplingFields(OutputFields):
     """Fields that both APIs share."""
 
     model: Name
@@ -336,6 +314,7 @@ def chat_ask(body: ChatRequest) -> GenerationRequest:
         stop=_stops(body),
         includes_stop=bool(body.include_stop_str_in_output),
         bad_words=tuple(body.bad_words or ()),
+        output_grammar=output_grammar_of(body),
         is_whole=not body.stream,
         max_tokens_param=param,
         logprobs_param="top_logprobs",
@@ -361,6 +340,7 @@ def completion_ask(body: CompletionRequest) -> GenerationRequest:
         stop=_stops(body),
         includes_stop=bool(body.include_stop_str_in_output),
         bad_words=tuple(body.bad_words or ()),
+        output_grammar=output_grammar_of(body),
         is_whole=not body.stream,
         default_max_tokens=_COMPLETION_MAX_TOKENS,
         cache_salt=body.cache_salt,

@@ -27,7 +27,8 @@ from tandem.router.api.http.body_parser import (
 from tandem.router.api.http.middleware import header
 from tandem.router.api.http.response_bodies import AnswerReply, ResponseFrame
 from tandem.router.api.http.responses.schemas import ResponseRequest
-from tandem.router.api.http.schemas import MAX_PARTS, ChatRequest, CompletionRequest, Strict
+from tandem.router.api.http.schemas import MAX_PARTS, ChatRequest, CompletionRequest
+from tandem.router.api.http.strict_models import Strict
 from tandem.router.serving.choices import ChoiceUpdate
 from tandem.router.serving.request_parser import MAX_ANSWER_SCORES, MAX_MESSAGES
 from tandem.router.serving.response_stream import TokenUsage

@@ -10,7 +10,7 @@ import orjson
 
 from tandem.core.errors import TandemError
 from tandem.core.state_enums import FinishReason
-from tandem.router.api.http.responses.schemas import ResponseRequest
+from tandem.router.api.http.responses.schemas import ResponseRequest, TextOptions
 from tandem.router.serving.response_stream import TokenUsage
 
 
@@ -79,7 +79,7 @@ class Draft:
             "service_tier": "default",
             "store": asked.store is not False,
             "temperature": 1.0 if asked.temperature is None else asked.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": _format_object(asked.text)},
             "tool_choice": "auto",
             "tools": [],
             "top_logprobs": 0,
@@ -88,6 +88,13 @@ class Draft:
             "usage": None,
             "user": asked.user,
         }
+
+
+def _format_object(text: TextOptions | None) -> dict[str, Any]:
+    """The format of the answer, as it was asked for."""
+    if text is None or text.format is None:
+        return {"type": "text"}
+    return text.format.model_dump(by_alias=True, exclude_none=True)
 
 
 def usage_object(usage: TokenUsage) -> dict[str, Any]:

@@ -8,8 +8,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from tandem.core.errors import UnsupportedParameterError
+from tandem.router.api.http.output_fields import FlatFormat
 from tandem.router.api.http.responses.items import LIST, TEXT_OR_LIST, Item, Text, check_items
-from tandem.router.api.http.schemas import FIRST_ERROR, Int, Name, Short, StreamOptions, Strict
+from tandem.router.api.http.schemas import Int, Name, Short, StreamOptions
+from tandem.router.api.http.strict_models import FIRST_ERROR, Strict
 from tandem.router.serving.request_parser import MAX_MESSAGES
 
 _NOTHING: tuple[Any, ...] = (None, [], {}, "", False)
@@ -30,13 +32,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "prompt_cache_options": _NOTHING,
     "prompt_cache_retention": (None, "in_memory"),
     "reasoning": (None, {}, {"effort": "none"}),
-    "text": (
-        None,
-        {},
-        {"format": {"type": "text"}},
-        {"verbosity": "medium"},
-        {"format": {"type": "text"}, "verbosity": "medium"},
-    ),
     "tool_choice": (None, "none", "auto"),
     "tools": _NOTHING,
     "top_logprobs": (None, 0),
@@ -46,6 +41,11 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 MetadataKey = Annotated[str, Field(min_length=1, max_length=64)]
 MetadataValue = Annotated[str, Field(max_length=512)]
 Metadata = Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)]
+
+
+class TextOptions(Strict):
+    format: FlatFormat | None = None
+    verbosity: Literal["medium"] | None = None
 
 
 class ResponseRequest(Strict):
@@ -58,6 +58,7 @@ class ResponseRequest(Strict):
     max_output_tokens: Int | None = None
     temperature: float | None = None
     top_p: float | None = None
+    text: TextOptions | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     store: bool | None = None
@@ -79,5 +80,10 @@ def without_neutral(body: Mapping[str, Any]) -> dict[str, Any]:
             kept[name] = given
         elif not any(type(value) is type(one) and value == one for one in NEUTRAL[name]):
             raise UnsupportedParameterError(f"{name} is not supported yet", todo="leave it out", param=name)
+    text = body.get("text")
+    if isinstance(text, dict) and text.get("verbosity") not in (None, "medium"):
+        raise UnsupportedParameterError(
+            "text.verbosity is not supported yet", todo="leave it out", param="text.verbosity"
+        )
     check_items(body.get("input"))
     return kept

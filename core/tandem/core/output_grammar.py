@@ -1,0 +1,31 @@
+"""The grammar that an answer has to follow, as it travels: always as text, never compiled.
+
+The text is llguidance's: a Lark grammar, or its JSON document of grammars, which may embed JSON schemas and regular
+expressions. State inside an answer is the grammar and the tokens so far, so any worker can go on with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MAX_GRAMMAR_CHARS = 1 << 18
+
+GRAMMAR_LIMITS: Mapping[str, Any] = {
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 250_000,
+    "max_grammar_size": 500_000,
+}
+"""Limits of llguidance on the cost of compiling a grammar and of each mask. They count work instead of time, so a
+grammar within them at a router is within them at every worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputGrammar:
+    """A grammar of llguidance and the field of the request that asked for it, which errors name."""
+
+    text: str
+    param: str

@@ -1,0 +1,80 @@
+"""Requests whose output grammars are being compiled: none of them samples before its grammar is there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import TYPE_CHECKING
+
+from tandem.core.errors import InternalError, InvalidGrammarError
+from tandem.core.sampling import SamplingParams
+from tandem.engine.runner_protocol import SampleRow
+from tandem.engine.sequence import QueueState, RequestState
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+    from tandem.engine.output_grammars import OutputGrammars
+
+_WAIT_S = 0.005
+"""For a grammar where nothing else can run; longer ones are looked for again after the next messages."""
+
+
+class AwaitedGrammars:
+    """Gives each choice its place in the grammar of its request. Belongs to the step loop's thread.
+
+    `grammars`: None = no output can be made to follow one."""
+
+    def __init__(self, grammars: OutputGrammars | None) -> None:
+        self._grammars = grammars
+        self._states: list[RequestState] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._states)
+
+    def compile(self, sampling: SamplingParams) -> Future[LLMatcher]:
+        """Begin to compile the grammar of a request; raises InvalidGrammarError where none can be followed."""
+        if self._grammars is None:
+            why = "its folder has no tokenizer.json"
+            raise InvalidGrammarError("structured outputs are not supported for this model", why=why, param="grammar")
+        return self._grammars.compile(sampling.grammar)
+
+    def add(self, state: RequestState) -> None:
+        """Let a request wait for its grammar, if it has one."""
+        if state.request.sampling.grammar:
+            state.compiling = self.compile(state.request.sampling)
+            self._states.append(state)
+
+    def take(self, *, is_idle: bool) -> dict[RequestState, Exception]:
+        """Let requests sample whose grammars are there; returns those that cannot follow theirs. `is_idle`: nothing
+        else can run, so a short wait costs nothing."""
+        if is_idle:
+            wait([state.compiling for state in self._states if state.compiling], _WAIT_S, FIRST_COMPLETED)
+        states, self._states = self._states, []
+        failed: dict[RequestState, Exception] = {}
+        for state in states:
+            if state.place is QueueState.GONE or state.compiling is None:
+                continue
+            if not state.compiling.done():
+                self._states.append(state)
+                continue
+            try:
+                self._follow(state, state.compiling.result())
+            except Exception as error:  # noqa: BLE001 - of one request
+                failed[state] = error
+        return failed
+
+    def begin_masks(self, rows: Sequence[SampleRow]) -> None:
+        """Have the masks of rows with a grammar computed while the logits are."""
+        matchers = [row.sampling.matcher for row in rows if row.sampling.matcher is not None and row.token is None]
+        if matchers and self._grammars is not None:
+            self._grammars.begin_masks(matchers)
+
+    def _follow(self, state: RequestState, compiled: LLMatcher) -> None:
+        assert self._grammars is not None
+        for sequence in state.live:
+            matcher = self._grammars.matcher(compiled, state.request.sampling.stop_token_ids)
+            sequence.sampling.follow(matcher, sequence.outputs)
+            if matcher.error:
+                raise InternalError("the output so far does not follow the grammar", why=matcher.error)
+        state.compiling = None

@@ -1,0 +1,218 @@
+"""An engine on the bundled model follows grammars: with others, in choices, after preemption and in another engine."""
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import jsonschema_rs
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from tandem.core.errors import InvalidGrammarError
+from tandem.core.handoff import ChoiceState
+from tandem.core.ids import BlockId, ChoiceIndex, GroupId
+from tandem.core.ledger import Holder, HoldKind
+from tandem.core.state_enums import FinishReason
+from tandem.engine.engine import Engine
+from tandem.engine.output_grammars import OutputGrammars, load_tokenizer
+from tandem.engine.request import EngineRequest, RequestKind
+from tests.unit.engine.bundled import MODEL, prompt_of, request, run
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "tags": {"type": "array", "items": {"enum": ["red", "green"]}, "minItems": 2, "maxItems": 3},
+    },
+    "required": ["name", "tags"],
+    "additionalProperties": False,
+}
+GRAMMAR = LLMatcher.grammar_from_json_schema(SCHEMA, overrides={"whitespace_flexible": False})
+TOKENIZER = LLTokenizer(str(MODEL / "tokenizer.json"), eos_token=[1])
+RANDOM = {"temperature": 1.0, "seed": 5, "max_tokens": 80, "ignore_eos": False}
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Iterator[OutputGrammars]:
+    made = OutputGrammars(lambda: load_tokenizer(MODEL, 4096, (1,)))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def guided_engine(new_engine: Callable[..., Engine], grammars: OutputGrammars) -> Callable[..., Engine]:
+    return lambda **config: new_engine(grammars=grammars, **config)
+
+
+def guided(key: str, length: int = 33, **options: Any) -> EngineRequest:
+    return request(key, prompt_of(length), **{**RANDOM, "grammar": GRAMMAR, **options})
+
+
+def check(tokens: list[int]) -> None:
+    """A whole document that ends with the end of sequence."""
+    assert tokens[-1] == 1
+    jsonschema_rs.validate(SCHEMA, json.loads(TOKENIZER.decode_str(tokens[:-1])))
+
+
+def test_answers_validate_and_end(guided_engine: Callable[..., Engine]) -> None:
+    answers = run(guided_engine(), *(guided(f"{seed}", seed=seed) for seed in range(6)), guided("n", n=3))
+    for (key, choice), outputs in answers.outputs.items():
+        assert outputs[-1].finish is FinishReason.STOP
+        check(answers.tokens(key, choice))
+    assert len({tuple(answers.tokens("n", choice)) for choice in range(3)}) > 1
+
+
+def test_requests_without_a_grammar_are_the_same_beside_those_with_one(guided_engine: Callable[..., Engine]) -> None:
+    free = request("free", prompt_of(47), logprobs=2, max_tokens=40)
+    alone = run(guided_engine(), free).scored()
+    beside = run(guided_engine(), guided("a"), free).scored()
+    assert [token for token, _ in beside["free", 0]] == [token for token, _ in alone["free", 0]]
+
+
+def test_length_cuts_an_answer_off(guided_engine: Callable[..., Engine]) -> None:
+    outputs = run(guided_engine(), guided("a", max_tokens=4)).outputs["a", 0]
+    assert [output.finish for output in outputs] == [None, None, None, FinishReason.LENGTH]
+
+
+def test_ignore_eos_ends_with_the_grammar(guided_engine: Callable[..., Engine]) -> None:
+    check(run(guided_engine(), guided("a", ignore_eos=True)).tokens("a"))
+
+
+def test_min_tokens_gives_way_to_a_complete_grammar(guided_engine: Callable[..., Engine]) -> None:
+    outputs = run(guided_engine(), guided("a", grammar='start: "yes" | "no"', min_tokens=60)).outputs["a", 0]
+    assert outputs[-1].finish is FinishReason.STOP
+    assert TOKENIZER.decode_str([output.token for output in outputs[:-1]]) in ("yes", "no")
+
+
+def test_other_masks_and_biases_hold_beside_a_grammar(guided_engine: Callable[..., Engine]) -> None:
+    (yes,), (no,) = (TOKENIZER.tokenize_str(word)[:1] for word in ("yes", "no"))
+    choice = 'start: "yes" | "no"'
+    asked = {
+        "bias": guided("bias", grammar=choice, logit_bias=((yes, -100.0),)),
+        "bad": guided("bad", grammar=choice, bad_words=((no,), *((token,) for token in TOKENIZER.tokenize_str("n")))),
+        "wins": guided("wins", grammar=choice, allowed_token_ids=(no + 1,)),
+        "penalty": guided("penalty", repetition_penalty=1.3, frequency_penalty=1.0, logprobs=1),
+    }
+    answers = run(guided_engine(), *asked.values())
+    texts = {key: TOKENIZER.decode_str(answers.tokens(key)[:-1]) for key in asked}
+    assert texts["bias"].startswith("n")
+    assert texts["bad"].startswith("y")
+    assert texts["wins"] in ("yes", "no")
+    check(answers.tokens("penalty"))
+    assert all(output.logprob is not None for output in answers.outputs["penalty", 0])
+
+
+def test_preemption_changes_no_answer(guided_engine: Callable[..., Engine]) -> None:
+    asked = [guided(f"{length}", length, seed=length) for length in (33, 47, 64, 50)]
+    calm = run(guided_engine(), *asked)
+    pressed = run(guided_engine(num_blocks=18), *asked)
+    assert pressed.preempted
+    for one in asked:
+        check(pressed.tokens(one.key))
+        assert pressed.tokens(one.key) == calm.tokens(one.key)
+
+
+@pytest.mark.parametrize("cut", [1, 2, 7, 15])
+def test_a_replay_goes_on_as_if_nothing_had_happened(cut: int, guided_engine: Callable[..., Engine]) -> None:
+    whole = run(guided_engine(), guided("a")).tokens("a")
+    known = ChoiceState(choice=ChoiceIndex(0), tokens=tuple(whole[:cut]))
+    engine = guided_engine()
+    again = EngineRequest(
+        key="a", prompt=prompt_of(33), sampling=guided("a").sampling, hash_root=guided("a").hash_root, forced=(known,)
+    )
+    assert whole[:cut] + run(engine, again).tokens("a") == whole
+
+
+def test_a_hand_over_goes_on_in_the_grammar(guided_engine: Callable[..., Engine]) -> None:
+    whole = run(guided_engine(), guided("a")).tokens("a")
+    sender, receiver = guided_engine(num_blocks=200), guided_engine(num_blocks=60)
+    first = run(sender, guided("a", kind=RequestKind.PREFILL_ONLY)).tokens("a")
+    holder, source = Holder(HoldKind.RESERVED, "a/1"), sender.block_table("a", GroupId(0))
+    target: list[BlockId] | None = receiver.ledgers[0].allocate(holder, len(source))
+    assert target is not None
+    pools = [engine._runner.pools.tensors[0] for engine in (sender, receiver)]  # type: ignore[attr-defined]
+    pools[1][target] = pools[0][source]
+    sender.cancel("a")
+    choice = ChoiceState(choice=ChoiceIndex(0), tokens=tuple(first))
+    receiver.add_prefilled(guided("a"), holder, (target,), (choice,))
+    assert first + run(receiver).tokens("a") == whole
+
+
+def test_a_prompt_is_computed_while_its_grammar_is_compiled(
+    guided_engine: Callable[..., Engine], grammars: OutputGrammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pending: Future[LLMatcher] = Future()
+    monkeypatch.setattr(grammars, "compile", lambda grammar: pending)
+    engine = guided_engine()
+    engine.add(guided("a", 100))
+    result = engine.step()
+    assert result.prefill_tokens == 96, "all blocks but the one with the token that is sampled from"
+    assert not result.outputs
+    assert not engine.step().prefill_tokens
+    engine.add(request("free", prompt_of(20)))
+    assert [output.key for output in engine.step().outputs] == ["free"], "others do not wait"
+    engine.cancel("free")
+    monkeypatch.undo()
+    pending.set_result(grammars.compile(GRAMMAR).result(10))
+    check(run(engine).tokens("a"))
+
+
+def test_a_grammar_that_cannot_be_compiled_fails_its_request_alone(guided_engine: Callable[..., Engine]) -> None:
+    engine = guided_engine()
+    engine.add(guided("bad", grammar="start: missing"))
+    engine.add(guided("good"))
+    failed: dict[str, Exception] = {}
+    while engine.has_work:
+        result = engine.step()
+        failed |= result.failed
+        engine.scheduler.check_integrity()
+        good = [output.token for output in result.outputs if output.key == "good"]
+    assert list(failed) == ["bad"]
+    assert isinstance(failed["bad"], InvalidGrammarError)
+    assert good == [1]
+
+
+def test_outputs_that_break_their_grammar_fail_their_request_alone(guided_engine: Callable[..., Engine]) -> None:
+    engine = guided_engine()
+    wrong = ChoiceState(choice=ChoiceIndex(0), tokens=tuple(TOKENIZER.tokenize_str("no")))
+    engine.add(
+        EngineRequest(
+            key="bad", prompt=prompt_of(33), sampling=guided("a").sampling, hash_root=guided("a").hash_root,
+            forced=(wrong,),
+        )
+    )  # fmt: skip
+    engine.add(guided("good"))
+    failed: dict[str, Exception] = {}
+    while engine.has_work:
+        failed |= engine.step().failed
+    assert list(failed) == ["bad"]
+
+
+def test_a_matcher_that_fails_in_a_step_fails_its_request_alone(guided_engine: Callable[..., Engine]) -> None:
+    engine = guided_engine()
+    for key in ("bad", "good"):
+        engine.add(guided(key))
+    engine.step()
+    state = engine.scheduler.get("bad")
+    assert state is not None
+    matcher = state.live[0].sampling.matcher
+    assert matcher is not None
+    matcher._matcher.consume_token(TOKENIZER.tokenize_str("}")[0])  # what the grammar does not allow here
+    failed: dict[str, Exception] = {}
+    tokens = []
+    while engine.has_work:
+        result = engine.step()
+        failed |= result.failed
+        tokens += [output.token for output in result.outputs if output.key == "good"]
+    assert list(failed) == ["bad"]
+    assert tokens[-1] == 1
+
+
+def test_an_engine_without_a_tokenizer_refuses_grammars(new_engine: Callable[..., Engine]) -> None:
+    engine = new_engine()
+    with pytest.raises(InvalidGrammarError, match=r"tokenizer\.json"):
+        engine.prepare(guided("a").sampling)
+    with pytest.raises(InvalidGrammarError, match=r"tokenizer\.json"):
+        engine.add(guided("a"))
+    assert not engine.has_work

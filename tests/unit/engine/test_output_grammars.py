@@ -1,0 +1,141 @@
+"""Grammars in a worker: compiled once, followed token by token, and rebuilt by replay at every place of an answer."""
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from tandem.core.errors import InvalidGrammarError
+from tandem.engine import output_grammars
+from tandem.engine.output_grammars import MAX_COMPILED, OutputGrammars, OutputMatcher, load_tokenizer
+from tests.unit.engine.bundled import MODEL
+
+EOS = 1
+SPECIAL = 2
+VOCAB = 4096
+TOKENIZER = LLTokenizer(str(MODEL / "tokenizer.json"), VOCAB, [EOS])
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "sizes": {"type": "array", "items": {"type": "number"}}},
+    "required": ["name", "sizes"],
+}
+GRAMMAR = LLMatcher.grammar_from_json_schema(SCHEMA)
+ANSWER = '{"name": "Zoë \\"the cat\\"", "sizes": [1, -2.5e3]}'
+
+
+@pytest.fixture
+def grammars() -> Iterator[OutputGrammars]:
+    made = OutputGrammars(lambda: load_tokenizer(MODEL, VOCAB, (EOS,)))
+    yield made
+    made.close()
+
+
+def matcher_of(grammars: OutputGrammars, grammar: str = GRAMMAR, stops: tuple[int, ...] = ()) -> OutputMatcher:
+    return grammars.matcher(grammars.compile(grammar).result(10), stops)
+
+
+def allowed(mask: bytes) -> set[int]:
+    return {token for token in range(VOCAB) if mask[token >> 3] >> (token & 7) & 1}
+
+
+def test_an_answer_is_followed_to_its_end(grammars: OutputGrammars) -> None:
+    matcher = matcher_of(grammars)
+    for token in TOKENIZER.tokenize_str(ANSWER):
+        assert EOS not in allowed(matcher.mask())
+        assert token in allowed(matcher.mask())
+        matcher.advance(token)
+        assert not matcher.is_complete
+    assert allowed(matcher.mask()) == {EOS}
+    matcher.advance(EOS)
+    assert matcher.is_complete
+    assert not matcher.error
+
+
+def test_replay_gives_equal_masks_at_every_cut(grammars: OutputGrammars) -> None:
+    tokens = TOKENIZER.tokenize_str(ANSWER)
+    undisturbed = matcher_of(grammars)
+    for cut, token in enumerate(tokens):
+        other = matcher_of(grammars)
+        other.replay(tokens[:cut])
+        assert other.mask() == undisturbed.mask(), cut
+        undisturbed.advance(token)
+
+
+def test_choices_of_one_grammar_do_not_share_their_place(grammars: OutputGrammars) -> None:
+    first, second = matcher_of(grammars), matcher_of(grammars)
+    before = second.mask()
+    first.replay(TOKENIZER.tokenize_str(ANSWER))
+    assert second.mask() == before
+    assert grammars.compiled == 1
+    assert grammars.reused == 1
+
+
+def test_a_token_outside_the_grammar_is_an_error_of_its_choice_alone(grammars: OutputGrammars) -> None:
+    wrong, right = matcher_of(grammars), matcher_of(grammars)
+    wrong.advance(TOKENIZER.tokenize_str("no")[0])
+    assert wrong.error
+    assert not wrong.is_complete
+    right.advance(TOKENIZER.tokenize_str("{")[0])
+    assert not right.error
+
+
+def test_stop_tokens_wait_for_a_complete_answer(grammars: OutputGrammars) -> None:
+    brace = TOKENIZER.tokenize_str("}")[0]
+    nested = json.dumps({"a": {"b": 1}})
+    matcher = matcher_of(grammars, LLMatcher.grammar_from_json_schema({"type": "object"}), (SPECIAL, brace))
+    tokens = TOKENIZER.tokenize_str(nested)
+    assert tokens[-2:] == [brace, brace], "the inner object ends with a token of its own"
+    for token in tokens[:-2]:
+        assert SPECIAL not in allowed(matcher.mask())
+        matcher.advance(token)
+    assert brace not in allowed(matcher.mask()), "the outer object would be open"
+    matcher.advance(brace)
+    assert brace in allowed(matcher.mask())
+    matcher.advance(brace)
+    assert allowed(matcher.mask()) == {EOS, SPECIAL}
+    matcher.advance(SPECIAL)
+    assert matcher.is_complete
+    assert not matcher.error
+
+
+def test_masks_come_from_another_thread(grammars: OutputGrammars) -> None:
+    first, second = matcher_of(grammars), matcher_of(grammars)
+    wanted = first.compute()
+    grammars.begin_masks([first, second])
+    assert first.mask() == second.mask() == wanted
+    assert grammars.masks == 2
+    grammars.begin_masks([first, second])
+    assert first.mask() == wanted
+    assert grammars.masks == 2, "nothing is computed again before a token came"
+    first.advance(TOKENIZER.tokenize_str("{")[0])
+    grammars.begin_masks([first])
+    assert first.mask() != wanted
+
+
+def test_a_grammar_that_cannot_be_used_is_an_error_of_the_client(grammars: OutputGrammars) -> None:
+    with pytest.raises(InvalidGrammarError, match="missing"):
+        grammars.compile("start: missing").result(10)
+
+
+def test_the_oldest_grammars_are_forgotten(grammars: OutputGrammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(MAX_COMPILED + 5):
+        grammars.compile(f'start: "{number}"')
+    assert len(grammars) == MAX_COMPILED
+    grammars.compile('start: "5"').result(10)
+    assert grammars.reused == 1
+    grammars.compile('start: "0"').result(10)
+    assert grammars.reused == 1, "it was forgotten"
+    monkeypatch.setattr(output_grammars, "MAX_CHARS", 100)
+    grammars.compile(f'start: "{"x" * 200}"')
+    assert len(grammars) == 1
+    grammars.compile('start: "1"')
+    assert len(grammars) == 1
+
+
+def test_threads_end(grammars: OutputGrammars) -> None:
+    matcher_of(grammars)
+    grammars.close()
+    assert not {"grammars_0", "masks_0"} & {thread.name for thread in threading.enumerate()}
