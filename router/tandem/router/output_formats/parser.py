@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tandem.router.output_formats.events import Event
 from tandem.router.output_formats.families.harmony import HARMONY, read_messages
-from tandem.router.output_formats.output import Output
+from tandem.router.output_formats.part_collector import PartCollector
 from tandem.router.output_formats.reader import FIRST_MARK, Reader, Step
 from tandem.router.output_formats.reasoning import HARMONY_CHANNELS, ReasoningFormat
 from tandem.router.output_formats.tool_format import Schemas, ToolFormat, call_id
@@ -15,7 +15,7 @@ from tandem.router.output_formats.tool_format import Schemas, ToolFormat, call_i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParserSpec:
-    """What an answer may contain. `tags` are the tags that are tokens, by id; `begins_inside`: the prompt ends with the
+    """The formats of an answer. `tags` are the tags that are tokens, by id; `begins_inside`: the prompt ends with the
     beginning of reasoning; `is_parallel`: more than one call counts."""
 
     tools: ToolFormat | None = None
@@ -40,7 +40,7 @@ class OutputParser:
         self._reader = Reader({spec.tags[token]: mark for token, mark in marks.items()})
         texts = {ord(mark): spec.tags[token] for token, mark in marks.items()}
         new_id = spec.tools.new_id if spec.tools else call_id
-        self._output = Output(self._reader, texts, new_id, is_parallel=spec.is_parallel)
+        self._output = PartCollector(self._reader, texts, new_id, is_parallel=spec.is_parallel)
         self.failures = 0
         """Texts that began as calls and were none."""
         self._steps = self._run()

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tandem.router.output_formats.output import Output
+from tandem.router.output_formats.part_collector import PartCollector
 from tandem.router.output_formats.reader import Reader, Step
 
 Schemas = Mapping[str, Mapping[str, Any]]
 """The schemas of the parameters of all functions that may be called, by name."""
-Read = Callable[[Reader, Output, Schemas], Step[bool]]
+Read = Callable[[Reader, PartCollector, Schemas], Step[bool]]
 
 
 def call_id() -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tandem.router.output_formats.output import Output
+from tandem.router.output_formats.part_collector import PartCollector
 from tandem.router.output_formats.reader import Reader, Step
 from tandem.router.output_formats.tool_format import Schemas, ToolFormat
 
@@ -11,7 +11,7 @@ CALL, END_CALL, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁en
 FENCE, END_FENCE = "```json", "```"
 
 
-def _read(reader: Reader, output: Output, schemas: Schemas) -> Step[bool]:
+def _read(reader: Reader, output: PartCollector, schemas: Schemas) -> Step[bool]:
     yield from reader.skip(CALLS)
     has_begun = False
     while (yield from reader.skip(CALL)):
@@ -23,7 +23,7 @@ def _read(reader: Reader, output: Output, schemas: Schemas) -> Step[bool]:
     return has_begun
 
 
-def _call(reader: Reader, output: Output) -> Step[bool]:
+def _call(reader: Reader, output: PartCollector) -> Step[bool]:
     parts: list[str] = []
     if (yield from reader.until((SEPARATOR, "{", END_CALL), parts.append)) != SEPARATOR:
         return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from tandem.router.output_formats.output import Output
+from tandem.router.output_formats.part_collector import PartCollector
 from tandem.router.output_formats.reader import Reader, Step
 from tandem.router.output_formats.tool_format import Schemas, ToolFormat
 
@@ -16,7 +16,7 @@ _SCALAR = re.compile(r"[^,{}\[\]\udc80-\udcff]*")
 _CLOSING = {"{": "}", "[": "]"}
 
 
-def _read(reader: Reader, output: Output, schemas: Schemas) -> Step[bool]:
+def _read(reader: Reader, output: PartCollector, schemas: Schemas) -> Step[bool]:
     yield from reader.skip(BEGIN)
     if not (yield from reader.skip("call:")):
         return False
@@ -30,7 +30,7 @@ def _read(reader: Reader, output: Output, schemas: Schemas) -> Step[bool]:
     return True
 
 
-def _arguments(reader: Reader, output: Output) -> Step[bool]:
+def _arguments(reader: Reader, output: PartCollector) -> Step[bool]:
     """Read up to the closing brace; False = the text breaks off before. What cannot be read is passed on as it is."""
     output.arguments("{")
     closing, is_first = ["}"], True
@@ -58,7 +58,7 @@ def _arguments(reader: Reader, output: Output) -> Step[bool]:
     return True
 
 
-def _scalar(reader: Reader, output: Output) -> Step[bool]:
+def _scalar(reader: Reader, output: PartCollector) -> Step[bool]:
     """A string, or anything that is written without marks around it; False if it has no end."""
     if (yield from reader.skip(ESCAPE)):
         output.arguments('"')

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 
-from tandem.router.output_formats.output import Output
+from tandem.router.output_formats.part_collector import PartCollector
 from tandem.router.output_formats.reader import Reader, Step
 from tandem.router.output_formats.tool_format import Schemas, ToolFormat
 
@@ -16,7 +16,7 @@ _ANALYSIS = re.compile(r"(?<![\w.])analysis\b")
 _RECIPIENT = re.compile(r"\bto=functions\.([\w.-]+)")
 
 
-def read_messages(reader: Reader, output: Output, schemas: Schemas | None) -> Step[None]:
+def read_messages(reader: Reader, output: PartCollector, schemas: Schemas | None) -> Step[None]:
     """Read a whole answer; `schemas` None = calls are content. Text outside of messages is content."""
     is_header = bool((yield from reader.begins("to=")))
     while is_header or (yield from reader.until((START, CHANNEL, MESSAGE), output.content)):
@@ -31,7 +31,7 @@ def read_messages(reader: Reader, output: Output, schemas: Schemas | None) -> St
         yield from reader.skip(*ENDS)
 
 
-def _body(reader: Reader, output: Output, header: str, *, is_callable: bool) -> Step[None]:
+def _body(reader: Reader, output: PartCollector, header: str, *, is_callable: bool) -> Step[None]:
     ends = (*ENDS, START, CHANNEL)
     recipient = _RECIPIENT.search(header)
     if recipient is not None and is_callable:
@@ -46,7 +46,7 @@ def _body(reader: Reader, output: Output, header: str, *, is_callable: bool) -> 
         yield from reader.until(ends, output.content)
 
 
-def _read(reader: Reader, output: Output, schemas: Schemas) -> Step[bool]:
+def _read(reader: Reader, output: PartCollector, schemas: Schemas) -> Step[bool]:
     yield from read_messages(reader, output, schemas)
     return True
 

@@ -4,14 +4,14 @@ of calls between the tags."""
 from __future__ import annotations
 
 from tandem.router.output_formats.families.json_calls import read_list
-from tandem.router.output_formats.output import Output
+from tandem.router.output_formats.part_collector import PartCollector
 from tandem.router.output_formats.reader import Reader, Step
 from tandem.router.output_formats.tool_format import Schemas, ToolFormat
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 
 
-def _read(reader: Reader, output: Output, schemas: Schemas) -> Step[bool]:
+def _read(reader: Reader, output: PartCollector, schemas: Schemas) -> Step[bool]:
     yield from reader.skip(BEGIN)
     is_call = yield from read_list(reader, output)
     if is_call:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from tandem.router.output_formats.output import Output
+from tandem.router.output_formats.part_collector import PartCollector
 from tandem.router.output_formats.reader import Reader, Step
 
 _ARGUMENTS = ("arguments", "parameters")
 
 
-def read_call(reader: Reader, output: Output, known: Container[str] | None = None) -> Step[bool]:
+def read_call(reader: Reader, output: PartCollector, known: Container[str] | None = None) -> Step[bool]:
     """Read `{"name": …, "arguments": {…}}`, in any order; False = it breaks off. With `known` no other name counts.
 
     A call begins with its arguments, as they are written; those in front of the name wait for it.
@@ -47,7 +47,7 @@ def read_call(reader: Reader, output: Output, known: Container[str] | None = Non
     return name is not None
 
 
-def read_list(reader: Reader, output: Output, known: Container[str] | None = None) -> Step[bool]:
+def read_list(reader: Reader, output: PartCollector, known: Container[str] | None = None) -> Step[bool]:
     """Read a JSON list of calls, or one of them without brackets; False = the last one is no call."""
     is_list = yield from reader.skip("[")
     while True:

@@ -6,14 +6,14 @@ An answer that begins with `{` may be JSON that was asked for: only the names of
 from __future__ import annotations
 
 from tandem.router.output_formats.families.json_calls import read_call
-from tandem.router.output_formats.output import Output
+from tandem.router.output_formats.part_collector import PartCollector
 from tandem.router.output_formats.reader import Reader, Step
 from tandem.router.output_formats.tool_format import Schemas, ToolFormat
 
 TAG = "<|python_tag|>"
 
 
-def _read(reader: Reader, output: Output, schemas: Schemas) -> Step[bool]:
+def _read(reader: Reader, output: PartCollector, schemas: Schemas) -> Step[bool]:
     yield from reader.skip(TAG)
     while True:
         if not (yield from read_call(reader, output, schemas)):

@@ -8,7 +8,7 @@ import secrets
 import string
 
 from tandem.router.output_formats.families.json_calls import read_list
-from tandem.router.output_formats.output import Output
+from tandem.router.output_formats.part_collector import PartCollector
 from tandem.router.output_formats.reader import Reader, Step
 from tandem.router.output_formats.tool_format import Schemas, ToolFormat
 
@@ -17,7 +17,7 @@ _LETTERS = string.ascii_letters + string.digits
 _NAME = re.compile(r"[\w.-]*")
 
 
-def _read(reader: Reader, output: Output, schemas: Schemas) -> Step[bool]:
+def _read(reader: Reader, output: PartCollector, schemas: Schemas) -> Step[bool]:
     yield from reader.skip(CALLS)
     if (yield from reader.begins("[", "{")) and not (yield from reader.begins(ARGS, CALL_ID)):
         return (yield from read_list(reader, output))

@@ -6,7 +6,7 @@ import ast
 import json
 import re
 
-from tandem.router.output_formats.output import Output
+from tandem.router.output_formats.part_collector import PartCollector
 from tandem.router.output_formats.reader import Emit, Reader, Step
 from tandem.router.output_formats.tool_format import Schemas, ToolFormat
 
@@ -17,7 +17,7 @@ _QUOTED = {quote: re.compile(rf"[^\\{quote}\n]*") for quote in "'\""}
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
-def _read(reader: Reader, output: Output, schemas: Schemas) -> Step[bool]:
+def _read(reader: Reader, output: PartCollector, schemas: Schemas) -> Step[bool]:
     is_wrapped = yield from reader.skip(BEGIN)
     if not (yield from reader.skip("[")):
         return False
@@ -37,7 +37,7 @@ def _read(reader: Reader, output: Output, schemas: Schemas) -> Step[bool]:
     return True
 
 
-def _arguments(reader: Reader, output: Output) -> Step[bool]:
+def _arguments(reader: Reader, output: PartCollector) -> Step[bool]:
     """Read up to the closing parenthesis; False = it is not there. What is no literal is passed on as it is."""
     before = "{"
     while not (yield from reader.skip(")")):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tandem.router.output_formats.families.hermes import BEGIN, END
-from tandem.router.output_formats.output import Output
+from tandem.router.output_formats.part_collector import PartCollector
 from tandem.router.output_formats.reader import Reader, Step
 from tandem.router.output_formats.tool_format import Schemas, ToolFormat
 
@@ -21,7 +21,7 @@ _KINDS: Mapping[type, set[str]] = {
 """JSON Schema's names for the types of values."""
 
 
-def _read(reader: Reader, output: Output, schemas: Schemas) -> Step[bool]:
+def _read(reader: Reader, output: PartCollector, schemas: Schemas) -> Step[bool]:
     yield from reader.skip(BEGIN)
     has_begun = False
     while (yield from reader.skip(FUNCTION)):
@@ -39,7 +39,7 @@ def _read(reader: Reader, output: Output, schemas: Schemas) -> Step[bool]:
     return has_begun
 
 
-def _arguments(reader: Reader, output: Output, schema: Mapping[str, Any]) -> Step[bool]:
+def _arguments(reader: Reader, output: PartCollector, schema: Mapping[str, Any]) -> Step[bool]:
     """Read up to the end of the function; False = the answer ends within a value."""
     properties = schema.get("properties")
     before = "{"
@@ -65,7 +65,7 @@ def _arguments(reader: Reader, output: Output, schema: Mapping[str, Any]) -> Ste
 class _Value:
     """One value, of one of `kinds`; a newline at each end belongs to the tags."""
 
-    def __init__(self, output: Output, kinds: set[str]) -> None:
+    def __init__(self, output: PartCollector, kinds: set[str]) -> None:
         self._output, self._kinds, self._is_text = output, kinds, kinds == {"string"}
         self._held, self._has_begun = "", False
 

@@ -8,7 +8,7 @@ from tandem.router.output_formats.events import CallArguments, CallStart, Conten
 from tandem.router.output_formats.reader import Reader
 
 
-class Output:
+class PartCollector:
     """`texts` has the tags that marks stand for; `is_parallel` False = calls after the first one are left out."""
 
     def __init__(
