@@ -151,6 +151,7 @@ def test_json_is_a_call_of_llama_only_with_the_name_of_a_tool() -> None:
         ("hermes", '<tool_call>{"name": "f", "arguments":{ "a" :1}}', [("f", '{ "a" :1}')]),
         ("llama3_json", '<|python_tag|>{"type": "function", "name": "now", "parameters": {}}', [("now", "{}")]),
         ("pythonic", "<|python_start|>[now()]<|python_end|>", [("now", "{}")]),
+        ("pythonic", "[get_weather(city='a\nb')]", [("get_weather", '{"city": "a\\nb"}')]),
         ("pythonic", "[get_weather(is_metric=true, tags=[None])]",
          [("get_weather", '{"is_metric": true, "tags": [null]}')]),
         ("qwen3_coder", "<function=now>\n</function>", [("now", "{}")]),

@@ -6,6 +6,7 @@ import json
 import os
 import random
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from tests.unit.router.output_formats.test_parser import AT_THE_BEGINNING, TEXT,
 
 OURS = {path.stem: path for path in (Path(__file__).parent / "templates").glob("*.jinja")}
 GIVEN = os.environ.get("TANDEM_CHAT_TEMPLATES")
-MORE = {path.stem: path for path in sorted(Path(GIVEN).glob("*.jinja"))} if GIVEN else {}
+ALL = OURS | ({path.stem: path for path in sorted(Path(GIVEN).glob("*.jinja"))} if GIVEN else {})
 TOOL_LIST: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": name, "description": f"Tells {name}.", "parameters": schema}}
     for name, schema in SCHEMAS.items()
@@ -31,6 +32,11 @@ ARGUMENTS = st.fixed_dictionaries(
     {},
     optional={"city": TEXT, "days": st.integers(-9, 9), "where": st.dictionaries(st.just("lat"), VALUES, max_size=1)},
 )
+
+
+@cache
+def template_of(form: str) -> ChatTemplate:
+    return ChatTemplate(OURS[form].read_text(), SPECIALS)
 
 
 def chat(calls: list[tuple[str, Any]], *, content: str | None = None, is_text: bool = True) -> list[dict[str, Any]]:
@@ -101,7 +107,7 @@ def test_conversations_with_tools_are_written_as_transformers_does(theirs: Any, 
 @given(data=st.data())
 def test_what_a_template_writes_is_read_again(form: str, data: st.DataObject) -> None:
     """The calls of an answer, and content before them where the template writes it."""
-    template = ChatTemplate(OURS[form].read_text(), SPECIALS)
+    template = template_of(form)
     has_content = form not in (*AT_THE_BEGINNING, "mistral_list", "harmony")
     content = data.draw(st.none() | TEXT.map(str.strip).filter(bool)) if has_content else None
     calls = data.draw(st.lists(st.tuples(st.just("get_weather"), ARGUMENTS), min_size=1, max_size=2))
@@ -116,10 +122,10 @@ def test_what_a_template_writes_is_read_again(form: str, data: st.DataObject) ->
     assert (parsed.values, parsed.content) == (calls, content or "")
 
 
-@pytest.mark.parametrize("name", MORE)
-def test_further_templates_write_as_transformers_does(theirs: Any, name: str) -> None:
+@pytest.mark.parametrize("name", ALL)
+def test_calls_are_written_as_transformers_does(theirs: Any, name: str) -> None:
     """Wherever that writes anything, with arguments as this template reads them."""
-    source = MORE[name].read_text()
+    source = ALL[name].read_text()
     template = ChatTemplate(source, {name: getattr(theirs, name) for name in ("bos_token", "eos_token")})
     tools = [] if name.startswith(("SmolLM3", "vllm-llama4")) else TOOL_LIST  # these read them by other names
     for content in (None, "Let me see."):

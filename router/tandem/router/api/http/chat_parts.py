@@ -14,8 +14,8 @@ from tandem.router.serving.choices import ChoiceUpdate
 def reasoning_fields(field: ReasoningField) -> tuple[str, ...]:
     """Names of the fields with the reasoning of an answer."""
     if field is ReasoningField.BOTH:
-        return (ReasoningField.REASONING_CONTENT, ReasoningField.REASONING)
-    return (field,)
+        return (ReasoningField.REASONING_CONTENT.value, ReasoningField.REASONING.value)
+    return (field.value,)
 
 
 def deltas(parts: Iterable[Event], fields: Sequence[str]) -> Iterator[dict[str, Any]]:

@@ -13,7 +13,9 @@ from tandem.router.output_formats.tool_format import Schemas, ToolFormat
 BEGIN, END = "<|python_start|>", "<|python_end|>"
 _NAME = re.compile(r"[\w.-]*")
 _PLAIN = re.compile(r"""[^'"()\[\]{},\udc80-\udcff]*""")
-_QUOTED = {quote: re.compile(rf"[^\\{quote}\n]*") for quote in "'\""}
+_QUOTED = {quote: re.compile(rf"[^\\{quote}]*") for quote in "'\""}
+_ESCAPES = {ord("\n"): "\\n", ord("\r"): "\\r", 0: "\\x00"}
+"""Python has these in no string; models write them."""
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
@@ -84,8 +86,9 @@ def _literal(reader: Reader, emit: Emit) -> Step[bool]:
 def _quoted(reader: Reader, quote: str, emit: Emit) -> Step[bool]:
     emit(reader.take(1))
     while True:
-        emit((yield from reader.run(_QUOTED[quote])))
-        if not (yield from reader.fill(1)) or reader.rest[0] == "\n":
+        text = yield from reader.run(_QUOTED[quote])
+        emit(text.translate(_ESCAPES))
+        if not (yield from reader.fill(1)):
             return False
         if reader.rest[0] == quote:
             emit(reader.take(1))
