@@ -21,6 +21,19 @@ def call_id() -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CallShape:
+    """How calls look that a grammar lets through: `before` the first one, each `call`, `between` two, and `after` the
+    last. In `call` stand $name and $arguments, which are written in the `style` "json", "python", "xml" or "gemma"."""
+
+    call: str
+    before: str = ""
+    between: str = ""
+    after: str = ""
+    style: str = "json"
+    is_parallel: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
     """`read` gets the text from a trigger on and reports calls; False = what it read is no call.
 
@@ -31,6 +44,7 @@ class ToolFormat:
 
     name: str
     read: Read
+    shape: CallShape
     tags: tuple[str, ...] = ()
     triggers: tuple[str, ...] = ()
     openings: tuple[str, ...] = ()

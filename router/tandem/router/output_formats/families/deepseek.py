@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tandem.router.output_formats.part_collector import PartCollector
 from tandem.router.output_formats.reader import Reader, Step
-from tandem.router.output_formats.tool_format import Schemas, ToolFormat
+from tandem.router.output_formats.tool_format import CallShape, Schemas, ToolFormat
 
 CALLS, END_CALLS = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, END_CALL, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
@@ -43,5 +43,20 @@ def _call(reader: Reader, output: PartCollector) -> Step[bool]:
 
 
 _TAGS = (CALLS, END_CALLS, CALL, END_CALL, SEPARATOR)
-DEEPSEEK_V3 = ToolFormat(name="deepseek_v3", read=_read, tags=_TAGS, triggers=(CALLS, CALL), signs=((CALLS, FENCE),))
-DEEPSEEK_V31 = ToolFormat(name="deepseek_v31", read=_read, tags=_TAGS, triggers=(CALLS, CALL), signs=((CALLS,),))
+_CALL = f"{CALL}function{SEPARATOR}$name\n{FENCE}\n$arguments\n{END_FENCE}{END_CALL}"
+DEEPSEEK_V3 = ToolFormat(
+    name="deepseek_v3",
+    read=_read,
+    shape=CallShape(before=CALLS, call=_CALL, between="\n", after=END_CALLS),
+    tags=_TAGS,
+    triggers=(CALLS, CALL),
+    signs=((CALLS, FENCE),),
+)
+DEEPSEEK_V31 = ToolFormat(
+    name="deepseek_v31",
+    read=_read,
+    shape=CallShape(before=CALLS, call=f"{CALL}$name{SEPARATOR}$arguments{END_CALL}", after=END_CALLS),
+    tags=_TAGS,
+    triggers=(CALLS, CALL),
+    signs=((CALLS,),),
+)

@@ -7,7 +7,7 @@ import re
 
 from tandem.router.output_formats.part_collector import PartCollector
 from tandem.router.output_formats.reader import Reader, Step
-from tandem.router.output_formats.tool_format import Schemas, ToolFormat
+from tandem.router.output_formats.tool_format import CallShape, Schemas, ToolFormat
 
 BEGIN, END, ESCAPE = "<start_function_call>", "<end_function_call>", "<escape>"
 _NAME = re.compile(r"[\w.-]*")
@@ -82,5 +82,10 @@ def _as_json(text: str) -> str:
 
 
 FUNCTION_GEMMA = ToolFormat(
-    name="function_gemma", read=_read, tags=(BEGIN, END, ESCAPE), triggers=(BEGIN,), signs=((BEGIN,),)
+    name="function_gemma",
+    read=_read,
+    shape=CallShape(call=f"{BEGIN}call:$name{{$arguments}}{END}", style="gemma"),
+    tags=(BEGIN, END, ESCAPE),
+    triggers=(BEGIN,),
+    signs=((BEGIN,),),
 )

@@ -7,11 +7,10 @@ import re
 
 from tandem.router.output_formats.part_collector import PartCollector
 from tandem.router.output_formats.reader import Reader, Step
-from tandem.router.output_formats.tool_format import Schemas, ToolFormat
+from tandem.router.output_formats.tool_format import CallShape, Schemas, ToolFormat
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
-RECIPIENT = " to=functions."
 _ANALYSIS = re.compile(r"(?<![\w.])analysis\b")
 _RECIPIENT = re.compile(r"\bto=functions\.([\w.-]+)")
 
@@ -54,6 +53,9 @@ def _read(reader: Reader, output: PartCollector, schemas: Schemas) -> Step[bool]
 HARMONY = ToolFormat(
     name="harmony",
     read=_read,
+    shape=CallShape(
+        call=f"{CHANNEL}commentary to=functions.$name {CONSTRAIN}json{MESSAGE}$arguments", is_parallel=False
+    ),
     tags=(START, CHANNEL, MESSAGE, CONSTRAIN, *ENDS),
     signs=((CHANNEL, MESSAGE),),
 )

@@ -6,7 +6,7 @@ from __future__ import annotations
 from tandem.router.output_formats.families.json_calls import read_list
 from tandem.router.output_formats.part_collector import PartCollector
 from tandem.router.output_formats.reader import Reader, Step
-from tandem.router.output_formats.tool_format import Schemas, ToolFormat
+from tandem.router.output_formats.tool_format import CallShape, Schemas, ToolFormat
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 
@@ -19,5 +19,21 @@ def _read(reader: Reader, output: PartCollector, schemas: Schemas) -> Step[bool]
     return is_call
 
 
-HERMES = ToolFormat(name="hermes", read=_read, tags=(BEGIN, END), triggers=(BEGIN,), signs=((BEGIN,),))
-SMOLLM2 = ToolFormat(name="smollm2", read=_read, tags=(BEGIN, END), triggers=(BEGIN,), signs=((f"{BEGIN}[",),))
+HERMES = ToolFormat(
+    name="hermes",
+    read=_read,
+    shape=CallShape(call=f'{BEGIN}\n{{"name": "$name", "arguments": $arguments}}\n{END}', between="\n"),
+    tags=(BEGIN, END),
+    triggers=(BEGIN,),
+    signs=((BEGIN,),),
+)
+SMOLLM2 = ToolFormat(
+    name="smollm2",
+    read=_read,
+    shape=CallShape(
+        before=f"{BEGIN}[", call='{"name": "$name", "arguments": $arguments}', between=", ", after=f"]{END}"
+    ),
+    tags=(BEGIN, END),
+    triggers=(BEGIN,),
+    signs=((f"{BEGIN}[",),),
+)

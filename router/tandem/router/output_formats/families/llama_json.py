@@ -8,7 +8,7 @@ from __future__ import annotations
 from tandem.router.output_formats.families.json_calls import read_call
 from tandem.router.output_formats.part_collector import PartCollector
 from tandem.router.output_formats.reader import Reader, Step
-from tandem.router.output_formats.tool_format import Schemas, ToolFormat
+from tandem.router.output_formats.tool_format import CallShape, Schemas, ToolFormat
 
 TAG = "<|python_tag|>"
 
@@ -25,6 +25,7 @@ def _read(reader: Reader, output: PartCollector, schemas: Schemas) -> Step[bool]
 LLAMA_JSON = ToolFormat(
     name="llama3_json",
     read=_read,
+    shape=CallShape(call='{"name": "$name", "parameters": $arguments}', between="; "),
     tags=(TAG,),
     triggers=(TAG,),
     openings=("{",),

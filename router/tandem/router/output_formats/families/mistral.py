@@ -10,7 +10,7 @@ import string
 from tandem.router.output_formats.families.json_calls import read_list
 from tandem.router.output_formats.part_collector import PartCollector
 from tandem.router.output_formats.reader import Reader, Step
-from tandem.router.output_formats.tool_format import Schemas, ToolFormat
+from tandem.router.output_formats.tool_format import CallShape, Schemas, ToolFormat
 
 CALLS, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 _LETTERS = string.ascii_letters + string.digits
@@ -41,11 +41,18 @@ def _new_id() -> str:
 MISTRAL = ToolFormat(
     name="mistral",
     read=_read,
+    shape=CallShape(call=f"{CALLS}$name{ARGS}$arguments"),
     tags=(CALLS, ARGS, CALL_ID),
     triggers=(CALLS,),
     signs=((CALLS, ARGS),),
     new_id=_new_id,
 )
 MISTRAL_LIST = ToolFormat(
-    name="mistral_list", read=_read, tags=(CALLS,), triggers=(CALLS,), signs=((CALLS,),), new_id=_new_id
+    name="mistral_list",
+    read=_read,
+    shape=CallShape(before=f"{CALLS} [", call='{"name": "$name", "arguments": $arguments}', between=", ", after="]"),
+    tags=(CALLS,),
+    triggers=(CALLS,),
+    signs=((CALLS,),),
+    new_id=_new_id,
 )

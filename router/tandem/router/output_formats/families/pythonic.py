@@ -8,7 +8,7 @@ import re
 
 from tandem.router.output_formats.part_collector import PartCollector
 from tandem.router.output_formats.reader import Emit, Reader, Step
-from tandem.router.output_formats.tool_format import Schemas, ToolFormat
+from tandem.router.output_formats.tool_format import CallShape, Schemas, ToolFormat
 
 BEGIN, END = "<|python_start|>", "<|python_end|>"
 _NAME = re.compile(r"[\w.-]*")
@@ -98,12 +98,18 @@ def _quoted(reader: Reader, quote: str, emit: Emit) -> Step[bool]:
 
 
 def _as_json(text: str) -> str | None:
-    """The literal as JSON; None = it is none. Models write true, false and null, too."""
+    """The literal as JSON; None = it is none. Models write JSON, too."""
+    text = text.strip()
     try:
-        value = ast.literal_eval(text.strip())
+        json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    else:
+        return text
+    try:
+        value = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
-        value = text.strip()
-        return value if value in ("true", "false", "null") else None
+        return None
     try:
         written = json.dumps(value, ensure_ascii=False, allow_nan=False)
         written.encode()
@@ -115,6 +121,7 @@ def _as_json(text: str) -> str | None:
 PYTHONIC = ToolFormat(
     name="pythonic",
     read=_read,
+    shape=CallShape(before="[", call="$name($arguments)", between=", ", after="]", style="python"),
     tags=(BEGIN, END),
     triggers=(BEGIN,),
     openings=("[",),

@@ -10,7 +10,7 @@ from typing import Any
 from tandem.router.output_formats.families.hermes import BEGIN, END
 from tandem.router.output_formats.part_collector import PartCollector
 from tandem.router.output_formats.reader import Reader, Step
-from tandem.router.output_formats.tool_format import Schemas, ToolFormat
+from tandem.router.output_formats.tool_format import CallShape, Schemas, ToolFormat
 
 FUNCTION, PARAMETER = "<function=", "<parameter="
 END_PARAMETER, END_FUNCTION = "</parameter>", "</function>"
@@ -51,7 +51,7 @@ def _arguments(reader: Reader, output: PartCollector, schema: Mapping[str, Any])
         key = "".join(parts).strip()
         output.arguments(f"{before}{json.dumps(key, ensure_ascii=False)}: ")
         before = ", "
-        value = _Value(output, _kinds(properties.get(key) if isinstance(properties, Mapping) else None))
+        value = _Value(output, kinds_of(properties.get(key) if isinstance(properties, Mapping) else None))
         if not (yield from reader.until((END_PARAMETER, END), value.add)):
             value.break_off()
             return False
@@ -107,7 +107,7 @@ def _as_json(text: str, kinds: set[str]) -> str:
     return text.strip()
 
 
-def _kinds(schema: Any) -> set[str]:
+def kinds_of(schema: Any) -> set[str]:
     """Types that a value of `schema` may have; without any schema it is a string, and an empty set means any type."""
     if not isinstance(schema, Mapping):
         return {"string"}
@@ -115,7 +115,7 @@ def _kinds(schema: Any) -> set[str]:
         return {"string"} if all(isinstance(one, str) for one in values) else set()
     for name in ("anyOf", "oneOf"):
         if isinstance(choices := schema.get(name), list):
-            found = [_kinds(one) for one in choices]
+            found = [kinds_of(one) for one in choices]
             return set().union(*found) if all(found) else set()
     kinds = schema.get("type", [])
     return {kinds} if isinstance(kinds, str) else {one for one in kinds if isinstance(one, str)}
@@ -124,6 +124,7 @@ def _kinds(schema: Any) -> set[str]:
 QWEN_CODER = ToolFormat(
     name="qwen3_coder",
     read=_read,
+    shape=CallShape(call=f"{BEGIN}\n{FUNCTION}$name>\n$arguments{END_FUNCTION}\n{END}", between="\n", style="xml"),
     tags=(BEGIN, END),
     triggers=(BEGIN, FUNCTION),
     signs=((FUNCTION,),),
