@@ -154,8 +154,7 @@ ROUTER_PROCESS_UP = _router(
     "process",
 )  # fmt: skip
 BATCH_RUNNING = _router(
-    _GAUGE, "tandem_batch_running_requests",
-    "Requests of batches that run now in this router, of those in flight.",
+    _GAUGE, "tandem_batch_running_requests", "Requests of batches that run now in this router, of those in flight.",
 )  # fmt: skip
 WAITING = _router(
     _GAUGE, "tandem_router_waiting_requests",
@@ -182,11 +181,7 @@ GIVEN_UP = _router(
     _COUNTER, "tandem_reattempts_denied_total",
     'Failures that reached the client by `reason`: "attempts", "budget", "no_worker".', "reason",
 )  # fmt: skip
-UNREAD_CALLS = _router(
-    _COUNTER, "tandem_unread_tool_calls_total",
-    "Texts in answers that began as tool calls and could not be read as such, by `format`; shown as content.",
-    "format",
-)  # fmt: skip
+UNREAD_CALLS = _router(_COUNTER, "tandem_unread_tool_calls_total", "Unreadable tool calls by `format`.", "format")
 RETRY_BUDGET = _router(
     _GAUGE, "tandem_retry_budget_tokens",
     "Re-attempts that may be made now; of several processes, by the one that may make the fewest.",

@@ -181,7 +181,8 @@ def test_text_that_looks_like_a_call_is_none(house: RouterHarness, said: Said) -
 
 
 def test_without_tools_calls_are_content(house: RouterHarness, said: Said) -> None:
-    for more in ({}, {"tools": []}, {"tools": TOOLS, "tool_choice": "none"}):
+    asked: list[dict[str, Any]] = [{}, {"tools": []}, {"tools": TOOLS, "tool_choice": "none"}]
+    for more in asked:
         choice = ask(house, **more).json()["choices"][0]
         assert "tool_calls" not in choice["message"]
         assert choice["message"]["content"].startswith("Let me see.\n<tool_call>")

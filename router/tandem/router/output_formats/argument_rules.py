@@ -10,7 +10,7 @@ from typing import Any
 from tandem.router.output_formats.families.function_gemma import ESCAPE
 from tandem.router.output_formats.families.qwen_coder import END_PARAMETER, PARAMETER, kinds_of
 
-Terms = Callable[[str], str]
+InGrammar = Callable[[str], str]
 """Text as terms of the grammar."""
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,8}"
 """Blanks between parts of JSON have a bound: models loop in them."""
@@ -22,7 +22,7 @@ _DEPTH = 4
 class ArgumentRules:
     """`rules` are named behind `prefix`; `terms` writes tags; `is_strict` False = unknown keywords are ignored."""
 
-    def __init__(self, prefix: str, terms: Terms, *, is_strict: bool) -> None:
+    def __init__(self, prefix: str, terms: InGrammar, *, is_strict: bool) -> None:
         self._prefix, self._terms, self._is_strict = prefix, terms, is_strict
         self._definitions: Mapping[str, Any] = {}
         self.rules: list[str] = []

@@ -8,8 +8,10 @@ from typing import Any
 
 from tandem.core.errors import InvalidRequestError, UnsupportedParameterError
 from tandem.router.dispatch.inflight_request import GenerationRequest
+from tandem.router.output_formats.grammar import Thinking, call_grammar
 from tandem.router.output_formats.parser import ParserSpec
 from tandem.router.output_formats.registry import ModelFormats
+from tandem.router.tokenization.chat_template import Rendering
 from tandem.router.tokenization.tokenizer import Tokenizer
 
 _PARSED_APIS = ("chat", "responses")
@@ -39,18 +41,45 @@ def with_effort(ask: GenerationRequest, tokenizer: Tokenizer) -> GenerationReque
     return replace(ask, rendering=replace(ask.rendering, variables=variables))
 
 
-def with_call_grammar(ask: GenerationRequest, formats: ModelFormats) -> GenerationRequest:
+def with_call_grammar(ask: GenerationRequest, tokenizer: Tokenizer, formats: ModelFormats) -> GenerationRequest:
     """`ask` with the grammar of the calls that its answer may, or must, contain; InvalidRequestError if the model
-    cannot call tools."""
+    cannot call tools, or its format cannot express what was asked for."""
     if ask.tools is None:
         return ask
     if formats.tools is None:
         what, why = "this model cannot call tools", "its chat template has no known format of calls"
         raise InvalidRequestError(what, why=why, todo="leave tools out, or name a tool_format", param="tools")
-    if ask.tools.is_forced:
+    tags = _tags_of(formats, tokenizer)
+    grammar = call_grammar(formats, ask.tools, tags, _thinking(ask.rendering, tokenizer, formats))
+    return ask if grammar is None else _constrained(ask, grammar)
+
+
+def _constrained(ask: GenerationRequest, grammar: str) -> GenerationRequest:
+    """`ask` whose answer follows `grammar`, a Lark grammar of llguidance."""
+    assert ask.tools is not None
+    if ask.tools.is_forced:  # workers follow no grammar yet
         what = "tool_choice can only be none or auto yet"
         raise UnsupportedParameterError(what, todo="use auto", param="tool_choice")
     return ask
+
+
+def _thinking(rendering: Rendering, tokenizer: Tokenizer, formats: ModelFormats) -> Thinking:
+    """Where a prompt of this rendering ends, by that of a short chat."""
+    form = formats.reasoning
+    if form is None or not form.begin:
+        return "possible"
+    try:
+        probe = Rendering(variables=rendering.variables)
+        end = tokenizer.render_chat([{"role": "user", "content": "Hello"}], probe).rstrip()
+    except InvalidRequestError:  # the chat itself may be one that the template accepts
+        return "possible"
+    return "begun" if end.endswith(form.begin) else "over" if end.endswith(form.end) else "possible"
+
+
+def _tags_of(formats: ModelFormats, tokenizer: Tokenizer) -> dict[str, int]:
+    """Ids of the tags of the formats that are tokens."""
+    tokens = tokenizer.added_tokens
+    return {tag: tokens[tag] for tag in formats.tags if tag in tokens}
 
 
 def parsing_of(
@@ -61,14 +90,13 @@ def parsing_of(
     if ask.api not in _PARSED_APIS or (tools is None and formats.reasoning is None):
         return None
     used = replace(formats, tools=tools)
-    tokens = tokenizer.added_tokens
     begin = formats.reasoning.begin if formats.reasoning is not None else ""
     end = tokenizer.decode_all(list(prompt[-_PROMPT_END_TOKENS:])).rstrip() if begin else ""
     return ParserSpec(
         tools=tools,
         reasoning=formats.reasoning,
         schemas=ask.tools.schemas if ask.tools is not None else {},
-        tags={tokens[tag]: tag for tag in used.tags if tag in tokens},
+        tags={token: tag for tag, token in _tags_of(used, tokenizer).items()},
         begins_inside=bool(begin) and end.endswith(begin),
         is_parallel=ask.tools is None or ask.tools.is_parallel,
     )

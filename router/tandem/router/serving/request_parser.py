@@ -129,7 +129,9 @@ class RequestParser:
         _check_stops(ask.stop)
         _check_length("cache_salt", ask.cache_salt, MAX_CACHE_SALT_CHARS)
         _check_length("prompt_cache_key", ask.cache_key, MAX_CACHE_KEY_CHARS)
-        ask = await self._prepared(with_call_grammar(with_effort(ask, model.tokenizer), model.formats), model)
+        ask = await self._prepared(
+            with_call_grammar(with_effort(ask, model.tokenizer), model.tokenizer, model.formats), model
+        )
         seed = ask.options.get("seed")
         seed = self._random_seed() if seed is None else seed
         # Checked before the prompt is tokenised; a limit that was not given follows once the prompt's length is known.

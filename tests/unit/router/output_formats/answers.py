@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+import string
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from hypothesis import strategies as st
 
 from tandem.core.output_format_names import ReasoningFormatName, ToolFormatName
 from tandem.router.output_formats.events import CallArguments, CallStart, Content, Event, Reasoning
@@ -168,3 +171,16 @@ def written(form: str, calls: Sequence[tuple[str, Any]]) -> str:
 
 
 FORMATS = [name.value for name in TOOLS]
+AT_THE_BEGINNING = ("llama3_json", "pythonic")
+"""Formats whose calls begin an answer."""
+TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=12).filter(
+    lambda text: not any(tag in text for tag in ("<", "[", "\r"))
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**9), 10**9) | TEXT,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(string.ascii_letters, min_size=1, max_size=5), inner, max_size=3)
+    ),
+    max_leaves=6,
+)

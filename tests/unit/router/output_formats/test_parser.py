@@ -10,7 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.router.output_formats.answers import (
+    AT_THE_BEGINNING,
     FORMATS,
+    TEXT,
+    VALUES,
     WEATHER,
     Parsed,
     cut,
@@ -23,19 +26,6 @@ from tests.unit.router.output_formats.answers import (
 CALLS: list[tuple[str, Any]] = [("get_weather", WEATHER), ("now", {}), ("get_weather", {"city": ""})]
 TOKENS = pytest.mark.parametrize("tags_are_tokens", [False, True], ids=["text", "tokens"])
 EACH = pytest.mark.parametrize("form", FORMATS)
-AT_THE_BEGINNING = ("llama3_json", "pythonic")
-"""Formats whose calls begin an answer."""
-TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=12).filter(
-    lambda text: not any(tag in text for tag in ("<", "[", "\r"))
-)
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**9), 10**9) | TEXT,
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.text(string.ascii_letters, min_size=1, max_size=5), inner, max_size=3)
-    ),
-    max_leaves=6,
-)
 ARGUMENTS = st.fixed_dictionaries(
     {},
     optional={

@@ -17,8 +17,16 @@ from hypothesis import strategies as st
 from tandem.core.output_format_names import ReasoningFormatName, ToolFormatName
 from tandem.router.output_formats.registry import TOOLS, ModelFormats, formats_of
 from tandem.router.tokenization.chat_template import ChatTemplate, Rendering
-from tests.unit.router.output_formats.answers import FORMATS, SCHEMAS, cut, parse, spec_of
-from tests.unit.router.output_formats.test_parser import AT_THE_BEGINNING, TEXT, VALUES
+from tests.unit.router.output_formats.answers import (
+    AT_THE_BEGINNING,
+    FORMATS,
+    SCHEMAS,
+    TEXT,
+    VALUES,
+    cut,
+    parse,
+    spec_of,
+)
 
 OURS = {path.stem: path for path in (Path(__file__).parent / "templates").glob("*.jinja")}
 GIVEN = os.environ.get("TANDEM_CHAT_TEMPLATES")

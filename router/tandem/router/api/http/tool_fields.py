@@ -24,7 +24,8 @@ MAX_TOOLS_BYTES = 512 * 1024
 """Of all tools of a request together: the model reads them with every prompt."""
 MAX_DESCRIPTION = 32 * 1024
 MAX_SCHEMA_KEYS = 256
-FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$", max_length=64)]
+SchemaKey = Annotated[str, Field(max_length=512)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 _KNOWN_CHOICES = ("none", "auto", "required")
 
@@ -32,7 +33,7 @@ _KNOWN_CHOICES = ("none", "auto", "required")
 class Function(Strict):
     name: FunctionName
     description: Annotated[str, Field(max_length=MAX_DESCRIPTION)] | None = None
-    parameters: Annotated[dict[str, Any], Field(max_length=MAX_SCHEMA_KEYS)] | None = None
+    parameters: Annotated[dict[SchemaKey, Any], Field(max_length=MAX_SCHEMA_KEYS)] | None = None
     strict: bool | None = None
 
 
