@@ -248,7 +248,8 @@ for _ in range(40):
         ({"messages": [*USER, {"role": "tool", "content": "x"}]}, "messages[1].tool_call_id"),
         ({"messages": [{"role": "user", "content": "x", "tool_call_id": "a"}]}, "messages[0].tool_call_id"),
         ({"messages": [{"role": "user", "content": "x", "tool_calls": [
-            {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}]}, "messages[0].tool_calls"),
+            {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}]},
+         "messages[0].tool_calls"),
         ({"messages": [{"role": "assistant", "tool_calls": [
             {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{"}}]}]},
          "messages[0].tool_calls[0].function.arguments"),

@@ -14,7 +14,6 @@ from tandem.router.output_formats.registry import ModelFormats
 from tandem.router.tokenization.chat_template import Rendering
 from tandem.router.tokenization.tokenizer import Tokenizer
 
-_PARSED_APIS = ("chat", "responses")
 _SWITCHES = ("enable_thinking", "thinking")
 """Variables of chat templates that turn reasoning on or off: Qwen's and others', DeepSeek's."""
 _LEVELS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
@@ -26,7 +25,7 @@ _PROMPT_END_TOKENS = 16
 def with_effort(ask: GenerationRequest, tokenizer: Tokenizer) -> GenerationRequest:
     """`ask` with its reasoning effort as variables of the chat template; those that the client gave itself win.
 
-    InvalidRequestError if the template reads none; an effort of "none" asks such a model for nothing.
+    UnsupportedParameterError if the template reads none; an effort of "none" asks such a model for nothing.
     """
     if ask.effort is None:
         return ask
@@ -35,20 +34,20 @@ def with_effort(ask: GenerationRequest, tokenizer: Tokenizer) -> GenerationReque
         switches["reasoning_effort"] = _LEVELS.get(ask.effort, ask.effort)
     if not switches and ask.effort != "none":
         why = "the model's chat template does not read it"
-        param = "reasoning.effort" if ask.api == "responses" else "reasoning_effort"
-        raise InvalidRequestError(f"{param} is {ask.effort}", why=why, todo="leave it out", param=param)
+        what = f"reasoning_effort is {ask.effort}"
+        raise UnsupportedParameterError(what, why=why, todo="leave it out", param="reasoning_effort")
     variables = {**switches, **ask.rendering.variables}
     return replace(ask, rendering=replace(ask.rendering, variables=variables))
 
 
 def with_call_grammar(ask: GenerationRequest, tokenizer: Tokenizer, formats: ModelFormats) -> GenerationRequest:
-    """`ask` with the grammar of the calls that its answer may, or must, contain; InvalidRequestError if the model
-    cannot call tools, or its format cannot express what was asked for."""
+    """`ask` with the grammar of the calls that its answer may, or must, contain; UnsupportedParameterError if the
+    model cannot call tools."""
     if ask.tools is None:
         return ask
     if formats.tools is None:
         what, why = "this model cannot call tools", "its chat template has no known format of calls"
-        raise InvalidRequestError(what, why=why, todo="leave tools out, or name a tool_format", param="tools")
+        raise UnsupportedParameterError(what, why=why, todo="leave tools out, or name a tool_format", param="tools")
     tags = _tags_of(formats, tokenizer)
     grammar = call_grammar(formats, ask.tools, tags, _thinking(ask.rendering, tokenizer, formats))
     return ask if grammar is None else _constrained(ask, grammar)
@@ -87,7 +86,7 @@ def parsing_of(
 ) -> ParserSpec | None:
     """How answers to `prompt` are taken apart; None = they are content alone."""
     tools = formats.tools if ask.tools is not None else None
-    if ask.api not in _PARSED_APIS or (tools is None and formats.reasoning is None):
+    if ask.api != "chat" or (tools is None and formats.reasoning is None):
         return None
     used = replace(formats, tools=tools)
     begin = formats.reasoning.begin if formats.reasoning is not None else ""

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import jsonschema
+import jsonschema_rs
 import llguidance
 import llguidance.numpy
 import numpy as np
@@ -174,7 +174,7 @@ def test_whatever_is_let_through_is_a_valid_call(form: str, tags_are_tokens: boo
         assert parsed.content == ""
         for name, arguments in parsed.values:
             schema = {"get_weather": SCHEMA, "now": {"type": "object", "maxProperties": 0}}[name]
-            jsonschema.validate(arguments, schema)
+            jsonschema_rs.validate(schema, arguments)
     assert ended >= 4
 
 

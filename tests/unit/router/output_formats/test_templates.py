@@ -75,8 +75,8 @@ def test_a_format_is_found_in_its_template(form: str) -> None:
 
 
 def test_reasoning_is_found_in_the_template_or_the_tokens() -> None:
-    def found(source: str, *tokens: str, **named: ReasoningFormatName) -> str | None:
-        reasoning = formats_of(source, tokens, **named).reasoning
+    def found(source: str, *tokens: str, named: ReasoningFormatName = ReasoningFormatName.AUTO) -> str | None:
+        reasoning = formats_of(source, tokens, reasoning=named).reasoning
         return reasoning.name if reasoning else None
 
     assert found(OURS["hermes"].read_text()) == "think"
@@ -84,8 +84,8 @@ def test_reasoning_is_found_in_the_template_or_the_tokens() -> None:
     assert found("", "<think>", "</think>") == "think"
     assert found("", "[THINK]", "[/THINK]") == "mistral"
     assert found("Hello", "<pad>") is None
-    assert found("", "</think>", reasoning=ReasoningFormatName.NONE) is None
-    assert found("", reasoning=ReasoningFormatName.THINK) == "think"
+    assert found("", "</think>", named=ReasoningFormatName.NONE) is None
+    assert found("", named=ReasoningFormatName.THINK) == "think"
     assert formats_of("Hello", ()) == ModelFormats()
 
 
