@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from tandem.router.api.http.body_parser import unbounded
 from tandem.router.api.http.openapi import OPERATIONS
-from tandem.router.api.http.schemas import FIRST_ERROR
+from tandem.router.api.http.strict_models import FIRST_ERROR
 
 BODIES: dict[type[BaseModel], None] = dict.fromkeys(one.body for one in OPERATIONS if one.body is not None)
 READ_BY_THE_MODEL = {

@@ -94,7 +94,9 @@ class OutputParser:
             yield from reader.skip(form.end)
 
     def _call(self, form: ToolFormat) -> Step[None]:
-        self._reader.kept = ""
-        if not (yield from form.read(self._reader, self._output, self._spec.schemas)):
+        self._reader.kept, self._reader.is_keeping = "", True
+        is_call = yield from form.read(self._reader, self._output, self._spec.schemas)
+        self._reader.is_keeping = False
+        if not is_call:
             self.failures += not self._reader.is_over
             self._output.content(self._reader.kept)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from tandem.router.output_formats.events import CallArguments, CallStart, Content, Event, Reasoning
-from tandem.router.output_formats.reader import Reader
+from tandem.router.output_formats.reader import MAX_BLANKS, Reader
 
 
 class PartCollector:
@@ -83,6 +83,8 @@ class PartCollector:
         if trims:
             whole = whole.lstrip()
         shown = whole.rstrip()
+        if len(whole) - len(shown) > MAX_BLANKS:
+            shown = whole[: len(whole) - MAX_BLANKS]
         self._blanks = whole[len(shown) :]
         if shown:
             self._append(kind, shown)

@@ -18,6 +18,8 @@ Emit = Callable[[str], object]
 FIRST_MARK = 0xDC80
 LAST_MARK = 0xDCFF
 """Lone surrogates stand for tags that are tokens of their own: no text of a model contains them."""
+MAX_BLANKS = 256
+"""In front of a tag. Models may loop in blanks, which are looked at again with each token."""
 _INSIDE_STRING = re.compile(r'[^"\\]*')
 _OUTSIDE_STRING = re.compile(r'[^"{}\[\]\udc80-\udcff]*')
 _SCALAR = re.compile(r'[^\s,:{}\[\]"\udc80-\udcff]*')
@@ -32,21 +34,24 @@ class Reader:
         self._marks = marks
         self._text, self._at = "", 0
         self.is_over = False
+        self.is_keeping = False
         self.kept = ""
-        """Text that was read since somebody emptied this: shown as it is if it turns out to be no call."""
+        """Text that was read while `is_keeping` and since this was emptied: shown as it is if it is no call."""
 
     def feed(self, text: str) -> None:
         self._text, self._at = self._text[self._at :] + text, 0
 
     @property
-    def rest(self) -> str:
-        return self._text[self._at :]
+    def head(self) -> str:
+        """The next character, which is there."""
+        return self._text[self._at]
 
     def take(self, count: int) -> str:
         """Read `count` characters that are there."""
         text = self._text[self._at : self._at + count]
         self._at += count
-        self.kept += text
+        if self.is_keeping:
+            self.kept += text
         return text
 
     def fill(self, count: int) -> Step[bool]:
@@ -71,9 +76,12 @@ class Reader:
     def _next(self, tags: Sequence[str]) -> Step[tuple[str, int]]:
         """The tag that comes next, and how many characters it and the blanks before it have."""
         texts = [(tag, self._marks.get(tag, tag)) for tag in tags]
+        longest = max(len(text) for _, text in texts)
         while True:
             start = self._blanks()
-            rest = self._text[start:]
+            if start - self._at > MAX_BLANKS:
+                return "", 0
+            rest = self._text[start : start + longest]
             for tag, text in texts:
                 if rest.startswith(text):
                     return tag, start - self._at + len(text)
@@ -95,7 +103,7 @@ class Reader:
             if found is not None:
                 emit(self.take(found[0] - self._at))
                 return texts[found[1]]
-            held = 0 if self.is_over else _beginning(self.rest, texts)
+            held = 0 if self.is_over else _beginning(self._text[self._at :], texts)
             if len(self._text) - self._at > held:
                 emit(self.take(len(self._text) - self._at - held))
             if self.is_over:
@@ -137,9 +145,9 @@ class Reader:
         yield from self.blanks()
         if not (yield from self.fill(1)):
             return False
-        if self.rest[0] == '"':
+        if self.head == '"':
             return (yield from self._string(emit))
-        if self.rest[0] not in _CLOSING:
+        if self.head not in _CLOSING:
             scalar = yield from self.run(_SCALAR)
             emit(scalar)
             return bool(scalar)
@@ -148,7 +156,7 @@ class Reader:
             emit((yield from self.run(_OUTSIDE_STRING)))
             if not (yield from self.fill(1)):
                 return False
-            char = self.rest[0]
+            char = self.head
             if char == '"':
                 if not (yield from self._string(emit)):
                     return False
@@ -169,7 +177,7 @@ class Reader:
             emit((yield from self.run(_INSIDE_STRING)))
             if not (yield from self.fill(1)):
                 return False
-            if self.rest[0] == '"':
+            if self.head == '"':
                 emit(self.take(1))
                 return True
             is_whole = yield from self.fill(2)

@@ -156,7 +156,8 @@ class WholeChoices:
             whole.text_tokens += update.text_tokens
             whole.finish = update.finish or whole.finish
             if update.parts is not None:
-                whole.parts = [*(whole.parts or ()), *update.parts]
+                whole.parts = [] if whole.parts is None else whole.parts
+                whole.parts += update.parts
 
     def choices(self, prompt_count: int, kept: int | None = None) -> list[ChoiceUpdate]:
         """All choices, numbered prompt by prompt; with `kept` the best so many of each prompt, the best first.

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem.router.output_formats.parser import OutputParser
 from tests.unit.router.output_formats.answers import (
     AT_THE_BEGINNING,
     FORMATS,
@@ -168,6 +169,24 @@ def test_other_ways_to_write_a_call(form: str, text: str, calls: list[tuple[str,
 def test_the_id_that_a_model_writes_is_kept() -> None:
     parsed = parse(spec_of("mistral"), ['[TOOL_CALLS]f[CALL_ID]123456789[ARGS]{"a": 1}'])
     assert parsed.ids == ["123456789"]
+
+
+@EACH
+def test_a_loop_of_blanks_is_read_alike_in_any_pieces(form: str) -> None:
+    spec, blanks = spec_of(form), " " * 1000
+    for text in (f"Well{blanks}{written(form, CALLS)}", f"{blanks}x{blanks}", written(form, CALLS[:1]) + blanks):
+        whole = parse(spec, [text])
+        assert parse(spec, list(text)).without_ids() == whole.without_ids()
+        assert parse(spec, [text[:500], text[500:]]).without_ids() == whole.without_ids()
+    assert len(parse(spec, list(f"Well{blanks}{written(form, CALLS)}")).content) >= 4 + 1000 - 256
+
+
+def test_a_long_answer_costs_no_more_for_each_token() -> None:
+    """What is kept of an answer that goes on in one part has a bound."""
+    parser = OutputParser(spec_of("hermes", "think"))
+    for _ in range(2000):
+        parser.add("word \n ")
+    assert len(parser._reader._text) + len(parser._reader.kept) + len(parser._output._blanks) < 600
 
 
 @EACH

@@ -20,11 +20,12 @@ def read_messages(reader: Reader, output: PartCollector, schemas: Schemas | None
     is_header = bool((yield from reader.begins("to=")))
     while is_header or (yield from reader.until((START, CHANNEL, MESSAGE), output.content)):
         is_header = False
-        reader.kept = ""
+        reader.kept, reader.is_keeping = "", True
         header: list[str] = []
         if not (yield from reader.until((MESSAGE,), header.append)):
             output.content(reader.kept)
             return
+        reader.is_keeping = False
         yield from reader.skip(MESSAGE)
         yield from _body(reader, output, "".join(header), is_callable=schemas is not None)
         yield from reader.skip(*ENDS)

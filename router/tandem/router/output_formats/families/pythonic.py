@@ -65,7 +65,7 @@ def _literal(reader: Reader, emit: Emit) -> Step[bool]:
         emit((yield from reader.run(_PLAIN)))
         if not (yield from reader.fill(1)):
             return False
-        char = reader.rest[0]
+        char = reader.head
         if char in _QUOTED:
             if not (yield from _quoted(reader, char, emit)):
                 return False
@@ -90,7 +90,7 @@ def _quoted(reader: Reader, quote: str, emit: Emit) -> Step[bool]:
         emit(text.translate(_ESCAPES))
         if not (yield from reader.fill(1)):
             return False
-        if reader.rest[0] == quote:
+        if reader.head == quote:
             emit(reader.take(1))
             return True
         is_whole = yield from reader.fill(2)
