@@ -182,7 +182,7 @@ def test_a_loop_of_blanks_is_read_alike_in_any_pieces(form: str) -> None:
 
 
 def test_a_long_answer_costs_no_more_for_each_token() -> None:
-    """What is kept of an answer that goes on in one part has a bound."""
+    """Text that is kept of an answer which goes on in one part has a bound."""
     parser = OutputParser(spec_of("hermes", "think"))
     for _ in range(2000):
         parser.add("word \n ")
