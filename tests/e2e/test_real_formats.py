@@ -21,7 +21,7 @@ FORMATS = {
     "w4a16": ("--quantize", "w4a16"),
 }
 OF_4_BITS = ("int4", "w4a16")
-LAYOUT = ("--prefill", "1", "--decode", "2", "--disaggregation", "always", "--threads", "1")
+LAYOUT = ("--prefill", "1", "--decode", "2", "--disaggregation", "always", "--threads", "1", "--deterministic")
 CUT_OFF = 600
 """Tokens of an answer that does not end by itself: it still runs when its worker is killed."""
 

@@ -123,8 +123,7 @@ ROUTER_PROCESS_UP = _router(
     "process",
 )  # fmt: skip
 BATCH_RUNNING = _router(
-    _GAUGE, "tandem_batch_running_requests",
-    "Requests of batches that run now in this router, of those in flight.",
+    _GAUGE, "tandem_batch_running_requests", "Requests of batches that run now in this router, of those in flight.",
 )  # fmt: skip
 WAITING = _router(
     _GAUGE, "tandem_router_waiting_requests",
@@ -151,6 +150,7 @@ GIVEN_UP = _router(
     _COUNTER, "tandem_reattempts_denied_total",
     'Failures that reached the client by `reason`: "attempts", "budget", "no_worker".', "reason",
 )  # fmt: skip
+UNREAD_CALLS = _router(_COUNTER, "tandem_unread_tool_calls_total", "Unreadable tool calls by `format`.", "format")
 RETRY_BUDGET = _router(
     _GAUGE, "tandem_retry_budget_tokens",
     "Re-attempts that may be made now; of several processes, by the one that may make the fewest.",

@@ -36,6 +36,7 @@ from tandem.core.config import (
 )
 from tandem.core.desired import DesiredState
 from tandem.core.errors import ConfigError, ModelError, StartupError
+from tandem.core.output_format_names import ReasoningFormatName, ToolFormatName
 from tandem.core.state_enums import RoleName
 from tandem.engine.model_source import ModelSource
 
@@ -66,6 +67,8 @@ def test_every_model_has_pools_of_its_own(other: Path, tmp_path: Path) -> None:
         dtype="float32",
         max_model_len=64,
         chat_template=str(template),
+        tool_format=ToolFormatName.MISTRAL,
+        reasoning_format=ReasoningFormatName.NONE,
     )
     resolved = cluster(more, pools=PoolSection(prefill=1, decode=3))
     assert [(pool.name, pool.model, pool.count) for pool in resolved.pools] == [
@@ -77,6 +80,7 @@ def test_every_model_has_pools_of_its_own(other: Path, tmp_path: Path) -> None:
     served = second.served()
     assert (served.name, served.model_dir, served.served_names) == ("other-tiny", str(other), ("b", "c"))
     assert served.chat_template == str(template)
+    assert (served.tool_format, served.reasoning_format) == (ToolFormatName.MISTRAL, ReasoningFormatName.NONE)
     assert {settings.threads for settings in resolved.workers.values()} == {1}  # 8 cores for 6 workers
     assert [pool.name for pool in cluster(FurtherModelSection(path=str(other))).pools] == [
         "prefill", "decode", "prefill-m2", "decode-m2",

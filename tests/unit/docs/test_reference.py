@@ -37,7 +37,7 @@ from tandem.core.config import (
     WorkerSection,
 )
 from tandem.core.metric_names import CATALOGUE
-from tandem.router.api.http import schemas
+from tandem.router.api.http import schemas, tool_fields
 from tandem.router.api.http.batches_api import BatchRequest
 from tandem.router.api.http.openapi import UPLOAD
 from tandem.router.api.http.responses.schemas import ResponseRequest
@@ -49,7 +49,8 @@ TEXT = (ROOT / "docs" / "api.md").read_text()
 PARAMETERS, TESTED = TEXT.partition("## Parameters")[2].split("## What tests each parameter")
 BODIES: tuple[type[BaseModel], ...] = (
     schemas.ChatRequest, schemas.CompletionRequest, schemas.StreamOptions, schemas.TokenizeRequest,
-    schemas.DetokenizeRequest, schemas.Message, ResponseRequest, BatchRequest,
+    schemas.DetokenizeRequest, schemas.Message, ResponseRequest, BatchRequest, tool_fields.Tool, tool_fields.Function,
+    tool_fields.AllowedChoice, tool_fields.AllowedTools, tool_fields.ToolCall, tool_fields.CalledFunction,
 )  # fmt: skip
 MESSAGES: tuple[Any, ...] = (
     i.GenerateRequest, i.GenerateSampling, i.ChatMessages, i.ChatMessage, i.TokenizeRequest, i.DetokenizeRequest,

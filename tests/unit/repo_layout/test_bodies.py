@@ -16,6 +16,7 @@ BODIES: dict[type[BaseModel], None] = dict.fromkeys(one.body for one in OPERATIO
 READ_BY_THE_MODEL = {
     "TextPart.text", "Message.content", "Message.reasoning_content", "Message.reasoning", "Message.refusal",
     "ItemPart.text", "RefusalPart.refusal", "ThoughtPart.text", "MessageItem.content",
+    "CalledFunction.arguments",
     "TokenizeRequest.prompt", "CompletionRequest.prompt", "ResponseRequest.input", "ResponseRequest.instructions",
 }  # fmt: skip
 """The bytes of a body are their bound, and then the context of the model."""

@@ -36,9 +36,7 @@ def planes_reference(numbers: Tensor) -> Tensor:
     return torch.stack((first, numbers - PLANE * first), 1).flatten(0, 1).to(torch.int8)
 
 
-def quantize_weight_reference(
-    weight: Tensor, bits: int, importance: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def quantize_weight_reference(weight: Tensor, bits: int, importance: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """weight `[columns, inner]` as int8 numbers and fp32 scales `[columns]`: weight ≈ numbers · scale.
 
     Of 4 bits the numbers are s · q + o with q from -8 to 7, and for 32 neighbours one s from 1 to 15 and one o: those

@@ -89,7 +89,8 @@ class QuantizedWeight:
             numbers = torch.empty((self.columns, self.inner), dtype=torch.int8)
             self._quantize(BYTES, weight, numbers, 0)
         else:
-            numbers, self.scales[: self.columns] = quantize_weight_reference(weight, self.bits, importance)
+            found = quantize_weight_reference(weight, self.bits, importance)
+            numbers, self.scales[: self.columns] = found
         if has_onednn():
             self.packed = torch.ops.onednn.qlinear_prepack(numbers, None)
             self.layout = find_layout(self.packed, numbers) if has_code else None

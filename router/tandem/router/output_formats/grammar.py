@@ -1,0 +1,114 @@
+"""Grammars of llguidance for answers that call tools: in the model's own format, with arguments by their schemas."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Literal
+
+from tandem.router.output_formats.argument_rules import ArgumentRules
+from tandem.router.output_formats.choice import ToolUse
+from tandem.router.output_formats.families.harmony import CHANNEL, HARMONY, MESSAGE, START
+from tandem.router.output_formats.reasoning import ReasoningFormat
+from tandem.router.output_formats.registry import ModelFormats
+from tandem.router.output_formats.tool_format import ToolFormat
+
+Thinking = Literal["begun", "possible", "over"]
+"""Of a prompt: it ends inside reasoning, in front of an answer that may reason, or behind reasoning."""
+_TEXT = "/(.|\\n)*/"
+_BLANKS = "/[ \\n]{0,4}/"
+
+
+def call_grammar(
+    formats: ModelFormats, use: ToolUse, tags: Mapping[str, int], thinking: Thinking = "possible"
+) -> str | None:
+    """The grammar of answers that may, or must, call tools; None = any answer will do.
+
+    Under "required" and "named" an answer is calls, behind reasoning. Under "auto" text is free and calls follow the
+    grammar, if a function is strict and calls can be told from text by a tag. `tags` are ids of tags that are tokens.
+    """
+    form = formats.tools
+    if form is None or not (use.is_forced or use.strict & set(use.allowed)):
+        return None
+    grammar = _CallGrammar(form, formats.reasoning, use, tags)
+    return grammar.forced(thinking) if use.is_forced else grammar.free(thinking)
+
+
+class _CallGrammar:
+    """Rules of one grammar, as they are made."""
+
+    def __init__(
+        self, form: ToolFormat, reasoning: ReasoningFormat | None, use: ToolUse, tags: Mapping[str, int]
+    ) -> None:
+        self._form, self._reasoning, self._use, self._tags = form, reasoning, use, tags
+        known = map(re.escape, sorted(tags, key=len, reverse=True))
+        self._split = re.compile("(" + "|".join((*known, r"\$name", r"\$arguments")) + ")")
+        self._rules = [f"TEXT: {_TEXT}", f"BLANKS: {_BLANKS}"]
+
+    def forced(self, thinking: Thinking) -> str:
+        """At least one call, and nothing but calls behind reasoning."""
+        shape = self._form.shape
+        self._add_calls(shape.call)
+        has_many = self._use.is_parallel and shape.is_parallel
+        more = f"({self._terms(shape.between)} call)*" if has_many else ""
+        return self._text(
+            f"{self._reasoning_before(thinking)} {self._terms(shape.before)} call {more} {self._terms(shape.after)}"
+        )
+
+    def free(self, thinking: Thinking) -> str | None:
+        """Text, and calls from each trigger on; None if no tag tells them from text."""
+        shape = self._form.shape
+        whole = shape.before or shape.call
+        trigger = next((tag for tag in self._form.triggers if whole.startswith(tag)), None)
+        if trigger is None:
+            return None
+        if shape.before:
+            self._add_calls(shape.call)
+            more = f"({self._terms(shape.between)} call)*" if self._use.is_parallel else ""
+            calls = f"{self._terms(shape.before.removeprefix(trigger))} call {more} {self._terms(shape.after)}"
+        else:
+            self._add_calls(shape.call.removeprefix(trigger))
+            calls = "call"
+        times = "*" if self._use.is_parallel else "?"
+        return self._text(f"{self._reasoning_before(thinking)} ({self._until(trigger)} {calls}){times} TEXT")
+
+    def _text(self, start: str) -> str:
+        return "\n".join([f"start: {start.strip()}", *self._rules, ""])
+
+    def _add_calls(self, written: str) -> None:
+        functions = [tool["function"] for tool in self._use.tools if tool["function"]["name"] in self._use.allowed]
+        for place, function in enumerate(functions):
+            arguments = ArgumentRules(f"a{place}", self._terms, is_strict=function["name"] in self._use.strict)
+            rule = arguments.of(function.get("parameters"), self._form.shape.style)
+            self._rules.append(f"call_{place}: {self._terms(written, str(function['name']), rule)}")
+            self._rules += arguments.rules
+        self._rules.append("call: " + " | ".join(f"call_{place}" for place in range(len(functions))))
+
+    def _reasoning_before(self, thinking: Thinking) -> str:
+        if self._form is HARMONY:
+            message, after = self._terms(f"{CHANNEL}analysis{MESSAGE}"), self._terms(f"{START}assistant")
+            return f"({message} {self._until('<|end|>')} {after})?"
+        if self._reasoning is None or not self._reasoning.begin or thinking == "over":
+            return ""
+        end = f"{self._until(self._reasoning.end)} BLANKS"
+        return end if thinking == "begun" else f"({self._terms(self._reasoning.begin)} {end})?"
+
+    def _until(self, tag: str) -> str:
+        """Any text up to `tag`, and the tag."""
+        if tag in self._tags:
+            return f"TEXT {self._terms(tag)}"
+        rule = f"until_{len(self._rules)}"
+        self._rules.append(f"{rule}[lazy]: TEXT {json.dumps(tag)}")
+        return rule
+
+    def _terms(self, text: str, name: str = "", arguments: str = "") -> str:
+        """`text` in the grammar: tags that are tokens as such, all else as it is written."""
+        return " ".join(self._term(part, name, arguments) for part in self._split.split(text) if part)
+
+    def _term(self, part: str, name: str, arguments: str) -> str:
+        if part in self._tags:
+            return f"<[{self._tags[part]}]>"
+        if part == "$arguments":
+            return arguments
+        return json.dumps(name if part == "$name" else part, ensure_ascii=False)

@@ -1,0 +1,103 @@
+"""Applies the formats of a model to a request: reasoning effort, the grammar of calls, and the parsing of answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from tandem.core.errors import InvalidRequestError, UnsupportedParameterError
+from tandem.core.output_grammar import OutputGrammar
+from tandem.router.dispatch.inflight_request import GenerationRequest
+from tandem.router.output_formats.grammar import Thinking, call_grammar
+from tandem.router.output_formats.parser import ParserSpec
+from tandem.router.output_formats.registry import ModelFormats
+from tandem.router.tokenization.chat_template import Rendering
+from tandem.router.tokenization.tokenizer import Tokenizer
+
+_SWITCHES = ("enable_thinking", "thinking")
+"""Variables of chat templates that turn reasoning on or off: Qwen's and others', DeepSeek's."""
+_LEVELS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
+"""Levels of gpt-oss for those that it does not know."""
+_PROMPT_END_TOKENS = 16
+"""Enough to see whether a prompt ends with the beginning of reasoning."""
+
+
+def with_effort(ask: GenerationRequest, tokenizer: Tokenizer) -> GenerationRequest:
+    """`ask` with its reasoning effort as variables of the chat template; those that the client gave itself win.
+
+    UnsupportedParameterError if the template reads none; an effort of "none" asks such a model for nothing.
+    """
+    if ask.effort is None:
+        return ask
+    switches: dict[str, Any] = {name: ask.effort != "none" for name in _SWITCHES if tokenizer.reads(name)}
+    if tokenizer.reads("reasoning_effort"):
+        switches["reasoning_effort"] = _LEVELS.get(ask.effort, ask.effort)
+    if not switches and ask.effort != "none":
+        why = "the model's chat template does not read it"
+        what = f"reasoning_effort is {ask.effort}"
+        raise UnsupportedParameterError(what, why=why, todo="leave it out", param="reasoning_effort")
+    variables = {**switches, **ask.rendering.variables}
+    return replace(ask, rendering=replace(ask.rendering, variables=variables))
+
+
+def with_call_grammar(ask: GenerationRequest, tokenizer: Tokenizer, formats: ModelFormats) -> GenerationRequest:
+    """`ask` with the grammar of the calls that its answer may, or must, contain; UnsupportedParameterError if the
+    model cannot call tools."""
+    if ask.tools is None:
+        return ask
+    if formats.tools is None:
+        what, why = "this model cannot call tools", "its chat template has no known format of calls"
+        raise UnsupportedParameterError(what, why=why, todo="leave tools out, or name a tool_format", param="tools")
+    tags = _tags_of(formats, tokenizer)
+    grammar = call_grammar(formats, ask.tools, tags, _thinking(ask.rendering, tokenizer, formats))
+    return ask if grammar is None else _constrained(ask, grammar)
+
+
+def _constrained(ask: GenerationRequest, grammar: str) -> GenerationRequest:
+    """`ask` whose answer follows `grammar`, a Lark grammar of llguidance."""
+    assert ask.tools is not None
+    if ask.output_grammar is not None:
+        what, why = f"{ask.output_grammar.param} cannot be combined with these tools", "an answer follows one grammar"
+        todo = f"leave {ask.output_grammar.param} out, or set tool_choice to none"
+        raise UnsupportedParameterError(what, why=why, todo=todo, param=ask.output_grammar.param)
+    return replace(ask, output_grammar=OutputGrammar(grammar, "tool_choice" if ask.tools.is_forced else "tools"))
+
+
+def _thinking(rendering: Rendering, tokenizer: Tokenizer, formats: ModelFormats) -> Thinking:
+    """Where a prompt of this rendering ends, by that of a short chat."""
+    form = formats.reasoning
+    if form is None or not form.begin:
+        return "possible"
+    try:
+        probe = Rendering(variables=rendering.variables)
+        end = tokenizer.render_chat([{"role": "user", "content": "Hello"}], probe).rstrip()
+    except InvalidRequestError:  # the chat itself may be one that the template accepts
+        return "possible"
+    return "begun" if end.endswith(form.begin) else "over" if end.endswith(form.end) else "possible"
+
+
+def _tags_of(formats: ModelFormats, tokenizer: Tokenizer) -> dict[str, int]:
+    """Ids of the tags of the formats that are tokens."""
+    tokens = tokenizer.added_tokens
+    return {tag: tokens[tag] for tag in formats.tags if tag in tokens}
+
+
+def parsing_of(
+    ask: GenerationRequest, prompt: Sequence[int], tokenizer: Tokenizer, formats: ModelFormats
+) -> ParserSpec | None:
+    """How answers to `prompt` are taken apart; None = they are content alone."""
+    tools = formats.tools if ask.tools is not None else None
+    if ask.api != "chat" or (tools is None and formats.reasoning is None):
+        return None
+    used = replace(formats, tools=tools)
+    begin = formats.reasoning.begin if formats.reasoning is not None else ""
+    end = tokenizer.decode_all(list(prompt[-_PROMPT_END_TOKENS:])).rstrip() if begin else ""
+    return ParserSpec(
+        tools=tools,
+        reasoning=formats.reasoning,
+        schemas=ask.tools.schemas if ask.tools is not None else {},
+        tags={token: tag for tag, token in _tags_of(used, tokenizer).items()},
+        begins_inside=bool(begin) and end.endswith(begin),
+        is_parallel=ask.tools is None or ask.tools.is_parallel,
+    )

@@ -1,0 +1,288 @@
+"""Tools and reasoning of /v1/chat/completions, read with the `openai` client."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tandem.core.output_format_names import ReasoningField
+from tests.integration.router.house import RouterHarness, builder
+from tests.integration.router.scripted_worker import Script
+from tests.integration.router.tool_models import Said, tool_model
+
+WEATHER = {
+    "type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]
+}  # fmt: skip
+TOOLS: Any = [
+    {"type": "function", "function": {"name": "get_weather", "description": "Weather", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "now"}},
+]
+USER: Any = [{"role": "user", "content": "How is the weather?"}]
+CALLS = (
+    '<think>\nI have to look.\n</think>\n\nLet me see.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": '
+    '"Zürich", "days": 3}}\n</tool_call>\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+)
+ARGUMENTS = ['{"city": "Zürich", "days": 3}', "{}"]
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RouterHarness, Said]]:
+    folder = tmp_path_factory.mktemp("router")
+    model = tool_model(folder)
+    said = Said(model)
+    with builder(folder) as make:
+        house = make(models=(model,), script=Script(answer=said.answer), reasoning_field=ReasoningField.BOTH)
+        house.wait_ready()
+        yield house, said
+
+
+@pytest.fixture
+def house(serving: tuple[RouterHarness, Said]) -> RouterHarness:
+    return serving[0]
+
+
+@pytest.fixture
+def said(serving: tuple[RouterHarness, Said]) -> Said:
+    said = serving[1]
+    said.texts, said.is_cut = [CALLS], False
+    return said
+
+
+@pytest.fixture
+def client(house: RouterHarness) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def ask(house: RouterHarness, **more: Any) -> httpx.Response:
+    body = {"model": "tools", "messages": USER, "max_tokens": 300, **more}
+    return httpx.post(f"{house.url}/v1/chat/completions", json=body, timeout=30)
+
+
+def error_of(answer: httpx.Response) -> dict[str, Any]:
+    assert answer.status_code == 400, answer.text
+    error: dict[str, Any] = answer.json()["error"]
+    return error
+
+
+def prompt_of(house: RouterHarness, said: Said) -> str:
+    return said.prompt(house.workers["prefill-0"].submitted[-1])
+
+
+def test_calls_reasoning_and_content_are_told_apart(client: openai.OpenAI, said: Said) -> None:
+    answer = client.chat.completions.create(model="tools", messages=USER, tools=TOOLS, max_tokens=300)
+    choice = answer.choices[0]
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Let me see.")
+    calls: Any = choice.message.tool_calls
+    assert [call.function.name for call in calls] == ["get_weather", "now"]
+    assert [call.function.arguments for call in calls] == ARGUMENTS
+    assert len({call.id for call in calls}) == 2
+    fields: Any = choice.message.model_extra
+    assert (fields["reasoning_content"], fields["reasoning"]) == ("I have to look.", "I have to look.")
+    usage: Any = answer.usage
+    assert 0 < usage.completion_tokens_details.reasoning_tokens < usage.completion_tokens
+
+
+def test_a_stream_has_the_same_in_pieces(client: openai.OpenAI, said: Said) -> None:
+    said.texts = [CALLS, "No calls.\n"]
+    ask: dict[str, Any] = {"model": "tools", "messages": USER, "tools": TOOLS, "max_tokens": 300, "n": 2}
+    content, reasoning, finishes = ["", ""], ["", ""], ["", ""]
+    calls: list[list[Any]] = [[], []]
+    for chunk in client.chat.completions.create(**ask, stream=True):
+        for choice in chunk.choices:
+            delta: Any = choice.delta
+            content[choice.index] += delta.content or ""
+            reasoning[choice.index] += delta.model_extra.get("reasoning_content", "")
+            finishes[choice.index] += choice.finish_reason or ""
+            for call in delta.tool_calls or ():
+                if call.index == len(calls[choice.index]):
+                    assert call.id
+                    assert call.type == "function"
+                    calls[choice.index].append([call.function.name, ""])
+                else:
+                    assert (call.id, call.type, call.function.name) == (None, None, None)
+                calls[choice.index][call.index][1] += call.function.arguments
+    assert content == ["Let me see.", "No calls.\n"]
+    assert reasoning == ["I have to look.", ""]
+    assert finishes == ["tool_calls", "stop"]
+    assert calls == [[["get_weather", ARGUMENTS[0]], ["now", "{}"]], []]
+
+
+def test_results_go_back_into_the_prompt(client: openai.OpenAI, house: RouterHarness, said: Said) -> None:
+    answer = client.chat.completions.create(model="tools", messages=USER, tools=TOOLS, max_tokens=300)
+    before = prompt_of(house, said)
+    message = answer.choices[0].message.model_dump()
+    calls: Any = answer.choices[0].message.tool_calls
+    results = [{"role": "tool", "tool_call_id": call.id, "content": f"{call.function.name}: 21°"} for call in calls]
+    said.texts = ["It is fine."]
+    messages: Any = [*USER, message, *results]
+    second = client.chat.completions.create(model="tools", messages=messages, tools=TOOLS, max_tokens=300)
+    assert (second.choices[0].message.content, second.choices[0].finish_reason) == ("It is fine.", "stop")
+    assert second.choices[0].message.tool_calls is None
+    prompt = prompt_of(house, said)
+    assert prompt.startswith(before + CALLS), "an answer is written as the model wrote it"
+    assert "get_weather: 21°" in prompt
+    assert "now: 21°" in prompt
+
+
+def test_a_call_without_text_has_no_content(house: RouterHarness, said: Said) -> None:
+    said.texts = ['<tool_call>{"name": "now"}</tool_call>']
+    choice = ask(house, tools=TOOLS).json()["choices"][0]
+    assert choice["message"]["content"] is None
+    assert [call["function"] for call in choice["message"]["tool_calls"]] == [{"name": "now", "arguments": "{}"}]
+    assert "reasoning_content" not in choice["message"]
+
+
+def test_parallel_calls_can_be_refused(house: RouterHarness, said: Said) -> None:
+    choice = ask(house, tools=TOOLS, parallel_tool_calls=False).json()["choices"][0]
+    assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["get_weather"]
+
+
+def test_a_call_that_is_cut_has_what_there_is(house: RouterHarness, said: Said) -> None:
+    said.texts, said.is_cut = [CALLS[: CALLS.index(", ")]], True
+    choice = ask(house, tools=TOOLS).json()["choices"][0]
+    assert choice["finish_reason"] == "length"
+    said.texts = ['<tool_call>{"name": "get_weather", "arguments": {"city": "Zü']
+    choice = ask(house, tools=TOOLS).json()["choices"][0]
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "Zü'
+    said.texts = ['<tool_call>{"name": "get_wea']
+    choice = ask(house, tools=TOOLS).json()["choices"][0]
+    assert choice["message"]["content"] == '<tool_call>{"name": "get_wea'
+
+
+def test_what_is_no_call_is_content_and_counted(house: RouterHarness, said: Said) -> None:
+    said.texts = ["<tool_call>now!</tool_call>"]
+    before = house.metric("tandem_unread_tool_calls_total")
+    choice = ask(house, tools=TOOLS).json()["choices"][0]
+    assert choice["message"]["content"] == "<tool_call>now!</tool_call>"
+    assert choice["finish_reason"] == "stop"
+    assert house.metric('tandem_unread_tool_calls_total{format="hermes"}') == before + 1
+
+
+def test_text_that_looks_like_a_call_is_none(house: RouterHarness, said: Said) -> None:
+    """Here the tags are tokens."""
+    tags = [said.tokenizer.encode_now(part, add_special_tokens=False) for part in ("<tool", "_call>")]
+    assert said.tokenizer.decode_all([*tags[0], *tags[1]]) == "<tool_call>"
+    tail = said.tokenizer.encode_now('{"name": "now"}</tool_call>', add_special_tokens=False)
+    worker = house.workers["decode-0"], house.workers["prefill-0"]
+    kept = [one.script.answer for one in worker]
+    for one in worker:
+        one.script.answer = lambda submit, choice: [*tags[0], *tags[1], *tail, 1]
+    try:
+        message = ask(house, tools=TOOLS).json()["choices"][0]["message"]
+    finally:
+        for one, answer in zip(worker, kept, strict=True):
+            one.script.answer = answer
+    assert "tool_calls" not in message
+    assert message["content"].startswith('<tool_call>{"name": "now"}')
+
+
+def test_without_tools_calls_are_content(house: RouterHarness, said: Said) -> None:
+    asked: list[dict[str, Any]] = [{}, {"tools": []}, {"tools": TOOLS, "tool_choice": "none"}]
+    for more in asked:
+        choice = ask(house, **more).json()["choices"][0]
+        assert "tool_calls" not in choice["message"]
+        assert choice["message"]["content"].startswith("Let me see.\n<tool_call>")
+        assert choice["finish_reason"] == "stop"
+        assert "get_weather" not in prompt_of(house, said)
+
+
+def test_reasoning_can_be_left_out(house: RouterHarness, said: Said) -> None:
+    shown = ask(house, tools=TOOLS, logprobs=True, return_token_ids=True).json()
+    hidden = ask(house, tools=TOOLS, logprobs=True, return_token_ids=True, include_reasoning=False).json()
+    message = hidden["choices"][0]["message"]
+    assert "reasoning_content" not in message
+    assert message["content"] == "Let me see."
+    assert hidden["usage"] == shown["usage"]
+    thought = "".join(one["token"] for one in shown["choices"][0]["logprobs"]["content"])
+    rest = "".join(one["token"] for one in hidden["choices"][0]["logprobs"]["content"])
+    assert "I have to look" in thought
+    assert "look" not in rest
+    assert len(hidden["choices"][0]["token_ids"]) < len(shown["choices"][0]["token_ids"])
+
+
+def test_effort_turns_reasoning_off(house: RouterHarness, said: Said) -> None:
+    closed = "<think>\n\n</think>\n\n"
+    for more, is_off in (
+        ({}, False),
+        ({"reasoning_effort": "none"}, True),
+        ({"reasoning_effort": "high"}, False),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, True),
+        ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, False),
+    ):
+        assert ask(house, **more).status_code == 200
+        assert prompt_of(house, said).endswith(closed) == is_off, more
+
+
+def tool(name: Any = "f", **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **more}}
+
+
+DEEP: Any = {}
+for _ in range(40):
+    DEEP = {"properties": DEEP}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [tool("a b")]}, "tools[0].function.name"),
+        ({"tools": [tool("x" * 65)]}, "tools[0].function.name"),
+        ({"tools": [tool(), tool()]}, "tools[1].function.name"),
+        ({"tools": [tool(f"f{place}") for place in range(129)]}, "tools"),
+        ({"tools": [tool(parameters={"a": "x" * 70_000})]}, "tools[0].function.parameters"),
+        ({"tools": [tool(parameters=DEEP)]}, "tools[0].function.parameters"),
+        ({"tools": [tool(f"f{n}", parameters={"a": "x" * 60_000}) for n in range(9)]}, "tools"),
+        ({"tools": [tool(strict="yes")]}, "tools[0].function.strict"),
+        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
+        ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice.function.name"),
+        ({"tools": TOOLS, "tool_choice": {"type": "custom", "custom": {"name": "g"}}}, "tool_choice.type"),
+        ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [
+            {"type": "function", "function": {"name": "g"}}]}}}, "tool_choice.allowed_tools.tools[0].function.name"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"reasoning_effort": "huge"}, "reasoning_effort"),
+        ({"messages": [*USER, {"role": "tool", "content": "x"}]}, "messages[1].tool_call_id"),
+        ({"messages": [{"role": "user", "content": "x", "tool_call_id": "a"}]}, "messages[0].tool_call_id"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": [
+            {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}]},
+         "messages[0].tool_calls"),
+        ({"messages": [{"role": "assistant", "tool_calls": [
+            {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{"}}]}]},
+         "messages[0].tool_calls[0].function.arguments"),
+        ({"messages": [{"role": "assistant", "tool_calls": [
+            {"id": "a", "type": "function", "function": {"name": "f", "arguments": "[]"}}]}]},
+         "messages[0].tool_calls[0].function.arguments"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named(house: RouterHarness, fields: Any, param: str) -> None:
+    assert error_of(ask(house, **fields))["param"] == param
+
+
+def test_allowed_tools_are_a_choice_among_those_of_the_prompt(house: RouterHarness, said: Said) -> None:
+    allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "now"}}]}
+    choice = {"type": "allowed_tools", "allowed_tools": allowed}
+    assert ask(house, tools=TOOLS, tool_choice=choice).status_code == 200
+    assert "get_weather" in prompt_of(house, said)
+
+
+def test_a_model_without_a_format_calls_nothing(shared: RouterHarness) -> None:
+    answer = httpx.post(
+        f"{shared.url}/v1/chat/completions", json={"model": "tiny", "messages": USER, "tools": TOOLS, "max_tokens": 4}
+    )
+    assert error_of(answer)["param"] == "tools"
+    effort = {"model": "tiny", "messages": USER, "reasoning_effort": "low", "max_tokens": 4}
+    assert error_of(httpx.post(f"{shared.url}/v1/chat/completions", json=effort))["param"] == "reasoning_effort"
+    none = httpx.post(f"{shared.url}/v1/chat/completions", json={**effort, "reasoning_effort": "none"})
+    assert "completion_tokens_details" not in none.json()["usage"]
+
+
+def test_tokens_of_a_prompt_with_tools_can_be_counted(house: RouterHarness, said: Said) -> None:
+    assert ask(house, tools=TOOLS).status_code == 200
+    body = {"model": "tools", "messages": USER, "tools": TOOLS}
+    tokens = httpx.post(f"{house.url}/tokenize", json=body).json()["tokens"]
+    assert tokens == list(house.workers["prefill-0"].submitted[-1].prompt)
+    assert json.loads(json.dumps(tokens)) == tokens

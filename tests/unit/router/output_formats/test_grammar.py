@@ -1,0 +1,225 @@
+"""Test grammars of calls with llguidance and the bundled tokenizer: what they let through, and what they do not."""
+
+import json
+import random
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import llguidance
+import llguidance.numpy
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from tandem.core.output_format_names import ReasoningFormatName, ToolFormatName
+from tandem.router.output_formats.choice import Mode, ToolUse
+from tandem.router.output_formats.grammar import Thinking, call_grammar
+from tandem.router.output_formats.parser import ParserSpec
+from tandem.router.output_formats.registry import REASONING, TOOLS, ModelFormats
+from tests.unit.router.output_formats.answers import FORMATS, Parsed, parse, written
+
+MODEL = Path(__file__).parents[4] / "models" / "tandem-tiny" / "tokenizer.json"
+EOS = 1
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 12},
+        "days": {"type": "integer", "minimum": 0, "maximum": 20},
+        "unit": {"enum": ["C", "F"]},
+        "is_daily": {"type": "boolean"},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 4}, "maxItems": 2},
+        "where": {"type": "object", "properties": {"lat": {"type": "number"}}, "required": ["lat"],
+                  "additionalProperties": False},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}  # fmt: skip
+CALL = ("get_weather", {"city": "Rome", "days": 3, "unit": "F"})
+EACH = pytest.mark.parametrize("form", FORMATS)
+TOKENS = pytest.mark.parametrize("tags_are_tokens", [False, True], ids=["text", "tokens"])
+
+
+class Model:
+    """A tokenizer, for answers and for grammars."""
+
+    def __init__(self, tags: tuple[str, ...]) -> None:
+        tokenizer = json.loads(MODEL.read_text())
+        first = len(tokenizer["model"]["vocab"])
+        flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+        tokenizer["added_tokens"] += [{"id": first + place, "content": tag, **flags} for place, tag in enumerate(tags)]
+        text = json.dumps(tokenizer)
+        self.tags = {tag: first + place for place, tag in enumerate(tags)}
+        self.vocab = first + len(tags)
+        self.hub = Tokenizer.from_str(text)
+        self.guide = llguidance.LLTokenizer(text, n_vocab=self.vocab, eos_token=EOS)
+
+    def ids(self, text: str) -> list[int]:
+        ids: list[int] = self.hub.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def matcher(self, grammar: str) -> llguidance.LLMatcher:
+        matcher = llguidance.LLMatcher(self.guide, grammar)
+        assert matcher.get_error() == "", grammar
+        return matcher
+
+    def accepts(self, grammar: str, text: str) -> bool:
+        matcher, ids = self.matcher(grammar), self.ids(text)
+        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+@cache
+def model_of(form: str, tags_are_tokens: bool) -> Model:
+    return Model((*TOOLS[ToolFormatName(form)].tags, "<think>", "</think>") if tags_are_tokens else ())
+
+
+def use(mode: Mode = "required", *, strict: bool = True, parallel: bool = True, allowed: Any = None) -> ToolUse:
+    functions: list[dict[str, Any]] = [
+        {"name": "get_weather", "parameters": SCHEMA, "strict": strict},
+        {"name": "now"},
+    ]
+    names = allowed or tuple(one["name"] for one in functions)
+    tools = [{"type": "function", "function": one} for one in functions]
+    return ToolUse(tools=tools, mode=mode, allowed=names, is_parallel=parallel)
+
+
+def grammar_of(form: str, model: Model, tools: ToolUse, thinking: Thinking | None = None) -> str | None:
+    reasoning = REASONING[ReasoningFormatName.THINK] if thinking else None
+    formats = ModelFormats(tools=TOOLS[ToolFormatName(form)], reasoning=reasoning)
+    return call_grammar(formats, tools, model.tags, thinking or "over")
+
+
+def forced(form: str, model: Model, **more: Any) -> str:
+    grammar = grammar_of(form, model, use(**more))
+    assert grammar is not None
+    return grammar
+
+
+def text_of(form: str, *calls: tuple[str, Any]) -> str:
+    if form == "pythonic":  # with strings as JSON has them
+        each = (f"{name}({', '.join(f'{k}={json.dumps(v)}' for k, v in one.items())})" for name, one in calls)
+        return f"[{', '.join(each)}]"
+    return written(form, calls).removesuffix("<|call|>")
+
+
+def read(form: str, model: Model, ids: list[int]) -> Parsed:
+    """The answer of these tokens as it is parsed."""
+    schemas: Mapping[str, Any] = {"get_weather": SCHEMA, "now": {}}
+    tags = {token: tag for tag, token in model.tags.items() if "think" not in tag}
+    spec = ParserSpec(tools=TOOLS[ToolFormatName(form)], schemas=schemas, tags=tags)
+    pieces, run = [], list[int]()
+    for token in ids:
+        if token in spec.marks:
+            pieces += [model.hub.decode(run), spec.marks[token]]
+            run = []
+        else:
+            run.append(token)
+    return parse(spec, [*pieces, model.hub.decode(run)])
+
+
+@EACH
+@TOKENS
+def test_calls_by_the_schema_are_let_through(form: str, tags_are_tokens: bool) -> None:
+    model = model_of(form, tags_are_tokens)
+    grammar = forced(form, model)
+    assert model.accepts(grammar, text_of(form, CALL))
+    assert model.accepts(grammar, text_of(form, ("now", {})))
+    assert read(form, model, model.ids(text_of(form, CALL))).values == [CALL]
+    has_many = TOOLS[ToolFormatName(form)].shape.is_parallel
+    assert model.accepts(grammar, text_of(form, CALL, CALL, ("now", {}))) == has_many
+    assert not model.accepts(forced(form, model, parallel=False), text_of(form, CALL, CALL))
+
+
+@EACH
+@TOKENS
+def test_nothing_else_is_let_through(form: str, tags_are_tokens: bool) -> None:
+    model = model_of(form, tags_are_tokens)
+    grammar = forced(form, model)
+    for text in ("", "Hello.", text_of(form, CALL) + " And so on"):
+        assert not model.accepts(grammar, text)
+    for call in (
+        ("get_time", {}),
+        ("get_weather", {"city": "Rome"}),
+        ("get_weather", {"city": "Rome", "days": "three"}),
+        ("get_weather", {"city": "Rome", "days": 21}),
+        ("get_weather", {"city": "A town with a long name", "days": 3}),
+        ("get_weather", {"city": "Rome", "days": 3, "unit": "K"}),
+        ("get_weather", {"city": "Rome", "days": 3, "more": 1}),
+        ("now", {"zone": 1}),
+    ):
+        assert not model.accepts(grammar, text_of(form, call)), call
+    named = forced(form, model, mode="named", parallel=False, allowed=("now",))
+    assert model.accepts(named, text_of(form, ("now", {})))
+    assert not model.accepts(named, text_of(form, CALL))
+
+
+@EACH
+@TOKENS
+def test_whatever_is_let_through_is_a_valid_call(form: str, tags_are_tokens: bool) -> None:
+    """Random walks through the grammar, which prefer what ends something."""
+    model = model_of(form, tags_are_tokens)
+    grammar, draw = forced(form, model), random.Random(7)
+    enders = {token for text in ('"', "}", "]", ")", ">", "</", "\n", "<", "\\n") for token in model.ids(text)}
+    enders |= {EOS, *model.tags.values()}
+    ended = 0
+    for _ in range(12):
+        ids = walk(model, grammar, draw, enders)
+        if ids is None:
+            continue
+        ended += 1
+        parsed = read(form, model, ids)
+        assert parsed.calls, model.hub.decode(ids)
+        assert parsed.content == ""
+        for name, arguments in parsed.values:
+            schema = {"get_weather": SCHEMA, "now": {"type": "object", "maxProperties": 0}}[name]
+            jsonschema_rs.validate(schema, arguments)
+    assert ended >= 4
+
+
+def walk(model: Model, grammar: str, draw: random.Random, enders: set[int]) -> list[int] | None:
+    """Tokens of a whole answer; None = it has no end in sight."""
+    matcher = model.matcher(grammar)
+    mask = np.zeros((1, (model.vocab + 31) // 32), dtype=np.int32)
+    ids: list[int] = []
+    while len(ids) < 400:
+        llguidance.numpy.fill_next_token_bitmask(matcher, mask)
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")[: model.vocab]).tolist()
+        ending = [token for token in allowed if token in enders]
+        token = draw.choice(ending if ending and draw.random() < 0.7 else allowed)
+        if token == EOS:
+            return ids
+        ids.append(token)
+        assert matcher.consume_token(token)
+    return None
+
+
+@pytest.mark.parametrize("thinking", ["begun", "possible", "over"])
+@TOKENS
+def test_reasoning_comes_before_forced_calls(thinking: Thinking, tags_are_tokens: bool) -> None:
+    model = model_of("hermes", tags_are_tokens)
+    grammar = grammar_of("hermes", model, use(), thinking)
+    assert grammar is not None
+    call = text_of("hermes", CALL)
+    assert model.accepts(grammar, call) == (thinking != "begun")
+    assert model.accepts(grammar, f"Well.</think>\n\n{call}") == (thinking == "begun")
+    assert model.accepts(grammar, f"<think>Well.</think>\n\n{call}") == (thinking == "possible") or not tags_are_tokens
+    assert not model.accepts(grammar, f"<think>Well.</think>\n\nNo, {call}")
+
+
+@EACH
+@TOKENS
+def test_strict_calls_follow_their_schema_in_free_text(form: str, tags_are_tokens: bool) -> None:
+    model = model_of(form, tags_are_tokens)
+    assert grammar_of(form, model, use("auto", strict=False)) is None
+    grammar = grammar_of(form, model, use("auto"))
+    wrong = text_of(form, ("get_weather", {"city": "Rome", "days": 21}))
+    if form in ("llama3_json", "pythonic", "harmony"):
+        assert grammar is None, "no tag in front of a call tells it from text"
+        return
+    assert grammar is not None
+    for text in ("", "Hello.", text_of(form, CALL), f"Let me see.\n{text_of(form, CALL)}"):
+        assert model.accepts(grammar, text), text
+    assert not model.accepts(grammar, wrong)
+    assert not model.accepts(grammar, f"Let me see.\n{wrong}")
