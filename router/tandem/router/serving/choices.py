@@ -23,6 +23,8 @@ class ChoiceUpdate:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     finish: FinishReason | None = None
+    stop: str | None = None
+    """The stop string that ended the choice, of the last update."""
     echo: Echo | None = None
     """The prompt, which the text begins with."""
     prompt_logprobs: Sequence[TokenLogprob] | None = None
@@ -97,6 +99,7 @@ class Choice:
     def _finish(self, finish: FinishReason, update: ChoiceUpdate) -> None:
         update.text += self._matcher.finish()
         self.finish = update.finish = finish
+        update.stop = self._matcher.found
 
 
 class WholeChoices:
@@ -117,7 +120,7 @@ class WholeChoices:
             whole.offsets += update.offsets
             whole.logprobs += update.logprobs
             whole.text_tokens += update.text_tokens
-            whole.finish = update.finish or whole.finish
+            whole.finish, whole.stop = update.finish or whole.finish, update.stop or whole.stop
 
     def choices(self, prompt_count: int, kept: int | None = None) -> list[ChoiceUpdate]:
         """All choices, numbered prompt by prompt; with `kept` the best so many of each prompt, the best first.
