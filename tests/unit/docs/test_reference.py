@@ -39,6 +39,8 @@ from tandem.core.config import (
 from tandem.core.metric_names import CATALOGUE
 from tandem.router.api.http import schemas
 from tandem.router.api.http.batches_api import BatchRequest
+from tandem.router.api.http.messages import blocks
+from tandem.router.api.http.messages import schemas as messages
 from tandem.router.api.http.openapi import UPLOAD
 from tandem.router.api.http.responses.schemas import ResponseRequest
 from tandem.rpc.v1 import inference_pb2 as i
@@ -50,6 +52,9 @@ PARAMETERS, TESTED = TEXT.partition("## Parameters")[2].split("## What tests eac
 BODIES: tuple[type[BaseModel], ...] = (
     schemas.ChatRequest, schemas.CompletionRequest, schemas.StreamOptions, schemas.TokenizeRequest,
     schemas.DetokenizeRequest, schemas.Message, ResponseRequest, BatchRequest,
+    messages.MessagesRequest, messages.ToolParam, messages.ToolChoiceParam, messages.ThinkingParam,
+    messages.OutputConfig, messages.UserMetadata, blocks.TextBlock, blocks.ThinkingBlock,
+    blocks.RedactedThinkingBlock, blocks.ToolUseBlock, blocks.ToolResultBlock,
 )  # fmt: skip
 MESSAGES: tuple[Any, ...] = (
     i.GenerateRequest, i.GenerateSampling, i.ChatMessages, i.ChatMessage, i.TokenizeRequest, i.DetokenizeRequest,

@@ -17,6 +17,8 @@ READ_BY_THE_MODEL = {
     "TextPart.text", "Message.content", "Message.reasoning_content", "Message.reasoning", "Message.refusal",
     "ItemPart.text", "RefusalPart.refusal", "ThoughtPart.text", "MessageItem.content",
     "TokenizeRequest.prompt", "CompletionRequest.prompt", "ResponseRequest.input", "ResponseRequest.instructions",
+    "MessageParam.content", "TextBlock.text", "ThinkingBlock.thinking", "ToolResultBlock.content",
+    "CountTokensRequest.system", "MessagesRequest.system",
 }  # fmt: skip
 """The bytes of a body are their bound, and then the context of the model."""
 CHECKED_LATER = {"cache_salt", "chat_template_kwargs", "prompt_cache_key", "stop", "bad_words", "logit_bias"}

@@ -1,0 +1,85 @@
+"""Conversations of /v1/messages as chats: system and messages, as chat templates read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any
+
+import orjson
+
+from tandem.router.api.http.messages.blocks import (
+    Block,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from tandem.router.api.http.messages.schemas import CountTokensRequest, MessageParam
+from tandem.router.tokenization.chat_template import DEFAULT_RENDERING, THOUGHT_NAMES, Rendering
+
+VOLATILE = "x-anthropic-billing-header:"
+"""Begins a line that Claude Code puts first, with another content in every turn: no prefix would be found again."""
+ChatMessage = dict[str, Any]
+
+
+def chat_messages(body: CountTokensRequest) -> tuple[ChatMessage, ...]:
+    """The messages of the same chat. Messages of one role in a row are one turn, as Anthropic joins them."""
+    said: list[ChatMessage] = []
+    system = [body.system] if isinstance(body.system, str) else [block.text for block in body.system or ()]
+    lasting = [text for text in map(_without_volatile, system) if text]
+    if lasting:
+        said.append({"role": "system", "content": "\n".join(lasting)})
+    for role, turn in groupby(body.messages, key=lambda message: message.role):
+        blocks = [block for message in turn for block in _blocks(message)]
+        said += _assistant(blocks) if role == "assistant" else _asked(role, blocks)
+    return tuple(said)
+
+
+def rendering_of(body: CountTokensRequest) -> Rendering:
+    """The answer goes on with a last message of the assistant's."""
+    if body.messages[-1].role != "assistant":
+        return DEFAULT_RENDERING
+    return Rendering(adds_prompt=False, continues_last=True)
+
+
+def _blocks(message: MessageParam) -> Sequence[Block]:
+    return [TextBlock(type="text", text=message.content)] if isinstance(message.content, str) else message.content
+
+
+def _asked(role: str, blocks: Sequence[Block]) -> Iterable[ChatMessage]:
+    """Results of tools stand behind the calls that they answer, so the text follows them."""
+    for block in blocks:
+        if isinstance(block, ToolResultBlock):
+            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block)}
+    if not blocks or any(isinstance(block, TextBlock) for block in blocks):
+        yield {"role": role, "content": _text(blocks)}
+
+
+def _assistant(blocks: Sequence[Block]) -> Iterable[ChatMessage]:
+    said: ChatMessage = {"role": "assistant", "content": _text(blocks)}
+    thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock) and block.thinking]
+    if thoughts:
+        said |= dict.fromkeys(THOUGHT_NAMES, "\n".join(thoughts))
+    calls = [_call(block) for block in blocks if isinstance(block, ToolUseBlock)]
+    if calls:
+        said["tool_calls"] = calls
+    yield said
+
+
+def _call(block: ToolUseBlock) -> dict[str, Any]:
+    function = {"name": block.name, "arguments": orjson.dumps(block.input).decode()}
+    return {"id": block.id, "type": "function", "function": function}
+
+
+def _result(block: ToolResultBlock) -> str:
+    content = block.content if isinstance(block.content, str) else _text(block.content or ())
+    return f"Error: {content}" if block.is_error else content
+
+
+def _text(blocks: Iterable[Block]) -> str:
+    return "\n".join(block.text for block in blocks if isinstance(block, TextBlock))
+
+
+def _without_volatile(text: str) -> str:
+    return text.partition("\n")[2] if text.startswith(VOLATILE) else text
