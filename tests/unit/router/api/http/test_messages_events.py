@@ -74,15 +74,17 @@ def accumulated(events: Iterable[dict[str, Any]]) -> Message:
     return Message.model_validate(message)
 
 
+@pytest.mark.parametrize("shows_thoughts", [True, False])
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
-def test_joined_events_are_the_whole_answer(size: int) -> None:
-    writer = BlockWriter()
+def test_joined_events_are_the_whole_answer(size: int, shows_thoughts: bool) -> None:
+    writer = BlockWriter(shows_thoughts=shows_thoughts)
     begun = event("message_start", {"message": message_object("msg_1", "m", [], None, USAGE)})
     events = events_of(begun + b"".join(map(writer.add, pieces(size))) + writer.close())
-    whole = message_object("msg_1", "m", content_of(WHOLE), None, USAGE)
+    whole = message_object("msg_1", "m", content_of(WHOLE, shows_thoughts=shows_thoughts), None, USAGE)
     streamed = accumulated(events)
     assert streamed == Message.model_validate(whole)
     assert [block.type for block in streamed.content] == ["thinking", "text", "tool_use", "tool_use", "tool_use"]
+    assert streamed.content[0].model_dump()["thinking"] == (THOUGHT if shows_thoughts else "")
     assert streamed.content[2].model_dump()["input"] == {"at": "the sky", "n": [1, 2]}
     assert writer.calls_tools
     raw = "".join(one["delta"].get("partial_json", "") for one in events if one["type"] == "content_block_delta")

@@ -6,8 +6,11 @@ import pytest
 from pydantic import ValidationError
 
 from tandem.core.errors import InvalidRequestError, UnsupportedParameterError
+from tandem.router.api.http.messages.blocks import ThinkingBlock
 from tandem.router.api.http.messages.conversation import chat_messages, rendering_of
 from tandem.router.api.http.messages.schemas import NEUTRAL, MessagesRequest, without_neutral
+from tandem.router.api.http.messages.signatures import signature_of, thought_of
+from tandem.router.api.http.messages.thinking import effort_of, shows_thoughts
 from tandem.router.api.http.messages.tools import chat_tool_choice, chat_tools
 from tandem.router.tokenization.chat_template import DEFAULT_RENDERING, THOUGHT_NAMES
 
@@ -39,9 +42,21 @@ def test_texts_and_blocks_of_text_are_the_same() -> None:
 
 def test_messages_of_one_role_in_a_row_are_one_turn() -> None:
     ends = {"role": "assistant", "content": "c"}
-    system = {"role": "system", "content": "s"}
-    said = chat(HELLO, {"role": "user", "content": [text("b")]}, ends, {"role": "assistant", "content": "d"}, system)
-    assert said == [{"role": "user", "content": "Hi\nb"}, {"role": "assistant", "content": "c\nd"}, system]
+    said = chat(HELLO, {"role": "user", "content": [text("b")]}, ends, {"role": "assistant", "content": "d"}, HELLO)
+    assert said == [{"role": "user", "content": "Hi\nb"}, {"role": "assistant", "content": "c\nd"}, HELLO]
+
+
+def test_messages_of_the_system_are_in_front_or_in_a_turn_of_the_user() -> None:
+    first, later = {"role": "system", "content": "a"}, {"role": "system", "content": [text("b")]}
+    answer = {"role": "assistant", "content": "c"}
+    said = chat(first, HELLO, later, answer, later, system="Be brief.")
+    assert said == [
+        {"role": "system", "content": "Be brief.\na"},
+        {"role": "user", "content": "Hi\n<system-reminder>\nb\n</system-reminder>"},
+        answer,
+        {"role": "user", "content": "<system-reminder>\nb\n</system-reminder>"},
+    ]
+    assert chat(first) == [first]
 
 
 @pytest.mark.parametrize("system", ["x-anthropic-billing-header: cc_version=2; cch=a1;\nBe brief.", "Be brief."])
@@ -110,6 +125,39 @@ def test_thoughts_stand_under_every_name_and_redacted_ones_nowhere() -> None:
     ]
     said = chat(HELLO, {"role": "assistant", "content": blocks})[1]
     assert said == {"role": "assistant", "content": "Yes.", **dict.fromkeys(THOUGHT_NAMES, "Hm.\nSo:")}
+
+
+@pytest.mark.parametrize("thought", ["Hm.", "✓ naïve", "", "\ud800"])
+def test_a_thought_that_was_not_shown_comes_back(thought: str) -> None:
+    for is_shown in (True, False):
+        shown, signature = thought if is_shown else "", signature_of(thought, is_shown=is_shown)
+        assert thought_of(ThinkingBlock(type="thinking", thinking=shown, signature=signature)) == thought
+    for foreign in ("a", "ErUB", "é", None):
+        assert thought_of(ThinkingBlock(type="thinking", thinking="", signature=foreign)) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "effort"),
+    [
+        ({}, "none"),
+        ({"output_config": {"effort": "high"}}, "none"),
+        ({"thinking": {"type": "disabled"}}, "none"),
+        ({"thinking": {"type": "adaptive"}}, "high"),
+        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}}, "low"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "low"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 8000}}, "medium"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 31_999}}, "high"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}, "output_config": {"effort": "max"}}, "max"),
+    ],
+)
+def test_thinking_is_an_effort(changes: dict[str, Any], effort: str) -> None:
+    assert effort_of(parsed(**changes)) == effort
+
+
+@pytest.mark.parametrize(("display", "is_shown"), [(None, True), ("summarized", True), ("omitted", False)])
+def test_thoughts_are_shown_unless_omitted(display: str | None, is_shown: bool) -> None:
+    assert shows_thoughts(parsed(thinking={"type": "adaptive", "display": display})) is is_shown
+    assert shows_thoughts(parsed())
 
 
 def test_an_answer_goes_on_with_a_last_message_of_the_assistant() -> None:

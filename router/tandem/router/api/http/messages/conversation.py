@@ -16,23 +16,30 @@ from tandem.router.api.http.messages.blocks import (
     ToolUseBlock,
 )
 from tandem.router.api.http.messages.schemas import CountTokensRequest, MessageParam
+from tandem.router.api.http.messages.signatures import thought_of
 from tandem.router.tokenization.chat_template import DEFAULT_RENDERING, THOUGHT_NAMES, Rendering
 
 VOLATILE = "x-anthropic-billing-header:"
 """Begins a line that Claude Code puts first, with another content in every turn: no prefix would be found again."""
+_REMINDER = "<system-reminder>\n%s\n</system-reminder>"
+"""Marks the system's text in a user's turn, with the words that Claude Code uses there itself."""
 ChatMessage = dict[str, Any]
 
 
 def chat_messages(body: CountTokensRequest) -> tuple[ChatMessage, ...]:
-    """The messages of the same chat. Messages of one role in a row are one turn, as Anthropic joins them."""
-    said: list[ChatMessage] = []
+    """The messages of the same chat. Messages of one role in a row are one turn, as Anthropic joins them.
+
+    Messages of the system after the first of another role are in the user's turn, as few chat templates write them
+    elsewhere than at the beginning.
+    """
+    first = next((at for at, message in enumerate(body.messages) if message.role != "system"), len(body.messages))
     system = [body.system] if isinstance(body.system, str) else [block.text for block in body.system or ()]
+    system += [_text(_content(message)) for message in body.messages[:first]]
     lasting = [text for text in map(_without_volatile, system) if text]
-    if lasting:
-        said.append({"role": "system", "content": "\n".join(lasting)})
-    for role, turn in groupby(body.messages, key=lambda message: message.role):
-        blocks = [block for message in turn for block in _blocks(message)]
-        said += _assistant(blocks) if role == "assistant" else _asked(role, blocks)
+    said: list[ChatMessage] = [{"role": "system", "content": "\n".join(lasting)}] if lasting else []
+    for is_answer, turn in groupby(body.messages[first:], key=lambda message: message.role == "assistant"):
+        blocks = [block for message in turn for block in _in_turn(message)]
+        said += _assistant(blocks) if is_answer else _asked(blocks)
     return tuple(said)
 
 
@@ -43,22 +50,27 @@ def rendering_of(body: CountTokensRequest) -> Rendering:
     return Rendering(adds_prompt=False, continues_last=True)
 
 
-def _blocks(message: MessageParam) -> Sequence[Block]:
+def _content(message: MessageParam) -> Sequence[Block]:
     return [TextBlock(type="text", text=message.content)] if isinstance(message.content, str) else message.content
 
 
-def _asked(role: str, blocks: Sequence[Block]) -> Iterable[ChatMessage]:
+def _in_turn(message: MessageParam) -> Sequence[Block]:
+    blocks = _content(message)
+    return [TextBlock(type="text", text=_REMINDER % _text(blocks))] if message.role == "system" else blocks
+
+
+def _asked(blocks: Sequence[Block]) -> Iterable[ChatMessage]:
     """Results of tools stand behind the calls that they answer, so the text follows them."""
     for block in blocks:
         if isinstance(block, ToolResultBlock):
             yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block)}
     if not blocks or any(isinstance(block, TextBlock) for block in blocks):
-        yield {"role": role, "content": _text(blocks)}
+        yield {"role": "user", "content": _text(blocks)}
 
 
 def _assistant(blocks: Sequence[Block]) -> Iterable[ChatMessage]:
     said: ChatMessage = {"role": "assistant", "content": _text(blocks)}
-    thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock) and block.thinking]
+    thoughts = [thought for block in blocks if isinstance(block, ThinkingBlock) if (thought := thought_of(block))]
     if thoughts:
         said |= dict.fromkeys(THOUGHT_NAMES, "\n".join(thoughts))
     calls = [_call(block) for block in blocks if isinstance(block, ToolUseBlock)]

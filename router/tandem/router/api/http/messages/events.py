@@ -7,7 +7,8 @@ from typing import Any
 
 import orjson
 
-from tandem.router.api.http.messages.objects import SIGNATURE, MessageEnd, message_object, usage_object
+from tandem.router.api.http.messages.objects import MessageEnd, message_object, usage_object
+from tandem.router.api.http.messages.signatures import signature_of
 from tandem.router.serving.choices import ChoiceUpdate
 from tandem.router.serving.response_stream import TokenUsage
 
@@ -20,7 +21,10 @@ class BlockWriter:
     """Server-sent events of one message, made of the pieces of a chat's answer. A block ends where one of another kind
     begins."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, shows_thoughts: bool = True) -> None:
+        self._shows_thoughts = shows_thoughts
+        self._thoughts: list[str] = []
+        """Of the open block, where they are not shown."""
         self._index = -1
         self._open = ""
         """The kind of the open block: "", "text", "thinking", or "tool" with the number of the call."""
@@ -50,7 +54,9 @@ class BlockWriter:
             return b""
         signature = b""
         if self._open == "thinking":
-            delta = {"type": "signature_delta", "signature": SIGNATURE}
+            signed = signature_of("".join(self._thoughts), is_shown=self._shows_thoughts)
+            self._thoughts.clear()
+            delta = {"type": "signature_delta", "signature": signed}
             signature = event("content_block_delta", {"index": self._index, "delta": delta})
         self._open = ""
         return signature + event("content_block_stop", {"index": self._index})
@@ -60,6 +66,9 @@ class BlockWriter:
         if self._open != "thinking":
             block = {"type": "thinking", "thinking": "", "signature": ""}
             begun = self._begin("thinking", block, "thinking_delta", "thinking")
+        if not self._shows_thoughts:
+            self._thoughts.append(thought)
+            return begun
         return begun + self._start + orjson.dumps(thought) + b"}}\n\n"
 
     def _tool(self, call: Mapping[str, Any]) -> bytes:

@@ -9,10 +9,8 @@ from typing import Any
 from pydantic_core import from_json
 
 from tandem.core.state_enums import FinishReason
+from tandem.router.api.http.messages.signatures import signature_of
 from tandem.router.serving.response_stream import TokenUsage
-
-SIGNATURE = "dGFuZGVt"
-"""Of every thought: clients need one, and this server takes thoughts back without reading it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +59,12 @@ def message_object(
     }
 
 
-def content_of(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+def content_of(answer: Mapping[str, Any], *, shows_thoughts: bool = True) -> list[dict[str, Any]]:
     """The blocks of a chat's answer: its thought, its text and its calls of tools."""
     blocks: list[dict[str, Any]] = []
-    if answer.get("reasoning_content"):
-        blocks.append({"type": "thinking", "thinking": answer["reasoning_content"], "signature": SIGNATURE})
+    if thought := answer.get("reasoning_content"):
+        signature = signature_of(thought, is_shown=shows_thoughts)
+        blocks.append({"type": "thinking", "thinking": thought if shows_thoughts else "", "signature": signature})
     if answer.get("content"):
         blocks.append({"type": "text", "text": answer["content"]})
     return blocks + [_tool_use(call) for call in answer.get("tool_calls") or ()]
