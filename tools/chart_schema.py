@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from tandem.core import config, logs
 from tandem.core.bounds import Bound
+from tandem.core.output_format_names import ReasoningFormatName, ToolFormatName
 from tandem.engine.model_config import DTYPES, QUANTISATIONS, TP_SIZES
 from tandem.kvtransfer.transports.registry import AUTO, TRANSPORTS
 
@@ -336,6 +337,8 @@ def model() -> Schema:
             "quantize": {"enum": [*QUANTISATIONS]},
             "maxModelLen": COUNT,
             "chatTemplate": TEXT,
+            "toolFormat": {"enum": [*ToolFormatName]},
+            "reasoningFormat": {"enum": [*ReasoningFormatName]},
             "volume": volume,
             "hubToken": reference(),
         }

@@ -14,6 +14,7 @@ from tandem.core.desired import INITIAL, Pool
 from tandem.core.errors import ConfigError, ModelError
 from tandem.core.files import expand_user
 from tandem.core.gguf.model_files import folder_of, is_gguf
+from tandem.core.output_format_names import ReasoningFormatName, ToolFormatName
 from tandem.core.state_enums import RoleName
 from tandem.engine.model_config import DTYPES, QUANTISATIONS, read_model_config
 from tandem.engine.model_source import ModelSource, resolve_model, weight_files
@@ -30,6 +31,8 @@ class ResolvedModel:
     source: ModelSource
     served_names: tuple[str, ...]
     chat_template: str
+    tool_format: ToolFormatName
+    reasoning_format: ReasoningFormatName
     dtype: str
     quantize: str
     max_model_len: int
@@ -43,6 +46,8 @@ class ResolvedModel:
             model_dir=str(self.source.path),
             served_names=self.served_names,
             chat_template=self.chat_template,
+            tool_format=self.tool_format,
+            reasoning_format=self.reasoning_format,
         )
 
 
@@ -91,6 +96,8 @@ def resolve_models(config: ClusterConfig) -> tuple[ResolvedModel, ...]:
                 source=source,
                 served_names=section.served_names or (source.name,),
                 chat_template=_template(section.chat_template, number),
+                tool_format=section.tool_format,
+                reasoning_format=section.reasoning_format,
                 dtype=section.dtype,
                 quantize=section.quantize,
                 max_model_len=section.max_model_len,

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Annotated
 
 from tandem.core.bounds import Bound
+from tandem.core.output_format_names import ReasoningField, ReasoningFormatName, ToolFormatName
 from tandem.core.state_enums import RoleName
 
 Count = Annotated[int, Bound(0)]
@@ -84,6 +85,8 @@ class ModelSection:
     dtype: str = "auto"
     max_model_len: Count = 0
     chat_template: str = ""
+    tool_format: ToolFormatName = ToolFormatName.AUTO
+    reasoning_format: ReasoningFormatName = ReasoningFormatName.AUTO
     quantize: str = "none"
 
 
@@ -209,6 +212,7 @@ class RouterSection:
     anonymous: Anonymous = Anonymous.LOOPBACK
     disaggregation: Disaggregation = Disaggregation.AUTO
     policy: PolicyName = PolicyName.COST
+    reasoning_field: ReasoningField = ReasoningField.REASONING_CONTENT
     max_body_bytes: Positive = 4 * 1024 * 1024
     request_timeout_s: Annotated[float, Bound(0, is_above=True)] = 600.0
     drain_s: Amount = 10.0
@@ -429,6 +433,8 @@ class ServedModel:
     model_dir: str
     served_names: tuple[str, ...]
     chat_template: str = ""
+    tool_format: ToolFormatName = ToolFormatName.AUTO
+    reasoning_format: ReasoningFormatName = ReasoningFormatName.AUTO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -182,6 +182,11 @@ GIVEN_UP = _router(
     _COUNTER, "tandem_reattempts_denied_total",
     'Failures that reached the client by `reason`: "attempts", "budget", "no_worker".', "reason",
 )  # fmt: skip
+UNREAD_CALLS = _router(
+    _COUNTER, "tandem_unread_tool_calls_total",
+    "Texts in answers that began as tool calls and could not be read as such, by `format`; shown as content.",
+    "format",
+)  # fmt: skip
 RETRY_BUDGET = _router(
     _GAUGE, "tandem_retry_budget_tokens",
     "Re-attempts that may be made now; of several processes, by the one that may make the fewest.",

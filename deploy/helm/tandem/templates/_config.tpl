@@ -34,7 +34,9 @@
     "dtype" $model.dtype
     "quantize" $model.quantize
     "max_model_len" $model.maxModelLen
-    "chat_template" $model.chatTemplate)
+    "chat_template" $model.chatTemplate
+    "tool_format" $model.toolFormat
+    "reasoning_format" $model.reasoningFormat)
   "redis" (dict "url" (include "tandem.redisURL" .))
 | toJson -}}
 {{- end }}

@@ -83,7 +83,7 @@ labels:
 {{- $_ := set $parts $name (pick $pool "role" "tp" "gpu" "settings") -}}
 {{- end -}}
 {{- $image := include "tandem.image" (dict "image" .Values.image.worker "tag" .Chart.AppVersion) -}}
-{{- $model := omit .Values.model "volume" "hubToken" "servedNames" "chatTemplate" -}}
+{{- $model := omit .Values.model "volume" "hubToken" "servedNames" "chatTemplate" "toolFormat" "reasoningFormat" -}}
 {{- list $image $model .Values.config.worker $parts | toJson | sha256sum | trunc 12 -}}
 {{- end -}}
 {{- end }}

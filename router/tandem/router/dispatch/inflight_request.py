@@ -18,6 +18,8 @@ from tandem.core.state_enums import FinishReason, Phase
 from tandem.router.admission.slo_classes import ANONYMOUS, Caller, SloRequest, SloTerms
 from tandem.router.dispatch.request_trace import MAX_MOMENTS, Moment, RequestTrace
 from tandem.router.dispatch.retry_policy import AttemptHistory, Member
+from tandem.router.output_formats.choice import ToolUse
+from tandem.router.output_formats.parser import ParserSpec
 from tandem.router.routing.plan import Job, Plan
 from tandem.router.tokenization.chat_template import DEFAULT_RENDERING, Rendering
 from tandem.router.workers.connection import WorkerLink
@@ -73,6 +75,12 @@ class GenerationRequest:
     kept: int | None = None
     is_whole: bool = False
     default_max_tokens: int | None = None
+    tools: ToolUse | None = None
+    effort: str | None = None
+    """How much the model shall reason."""
+    shows_reasoning: bool = True
+    parsing: ParserSpec | None = None
+    """Of a prompt: how its answers are taken apart; None = they are content alone."""
     max_tokens_param: str = "max_tokens"
     logprobs_param: str = "logprobs"
     caller: Caller = ANONYMOUS

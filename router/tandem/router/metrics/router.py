@@ -15,6 +15,7 @@ from prometheus_client.samples import Sample
 
 from tandem.core import metric_names as names
 from tandem.core.metric_names import Metric, MetricKind
+from tandem.core.output_format_names import ToolFormatName
 from tandem.router.dispatch.migration import CAUSE as MOVED
 from tandem.router.dispatch.retry_policy import Cause, RetryPolicy
 from tandem.router.metrics.vllm import VllmCollector
@@ -83,6 +84,7 @@ class Metrics:
         self._slo = self._counter(names.SLO_REQUESTS)
         self._again = self._counter(names.REATTEMPTS)
         self._given_up = self._counter(names.GIVEN_UP)
+        self._unread_calls = self._counter(names.UNREAD_CALLS)
         self._gauge(names.ROUTER_IN_FLIGHT, in_flight)
         self._registry.register(WorkerCollector(links))
         self._registry.register(VllmCollector(links, self._of_requests))
@@ -95,6 +97,9 @@ class Metrics:
             self._recomputed.labels(cause)
         for reason in ("attempts", "budget", "no_worker"):
             self._given_up.labels(reason)
+        for form in ToolFormatName:
+            if form not in (ToolFormatName.AUTO, ToolFormatName.NONE):
+                self._unread_calls.labels(form)
         for reason in ("full", "late", "deadline", "budget"):
             self._not_admitted.labels(reason)
         for reason in ("attempt", "choice", "duplicate", "unknown", "unwanted"):
@@ -109,6 +114,10 @@ class Metrics:
             own: dict[str, Any] = {name: self._of_requests[one].labels(model) for name, one in _OF_REQUESTS.items()}
             found = self._models[model] = RequestMetrics(**own)
         return found
+
+    def calls_unread(self, form: str, count: int) -> None:
+        """Count tool calls that could not be read."""
+        self._unread_calls.labels(form).inc(count)
 
     def watch_batches(self, running: Callable[[], int]) -> None:
         """Report how many requests of batches run here."""

@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from tandem.core.handoff import TokenLogprob
 from tandem.core.state_enums import FinishReason
 from tandem.router.dispatch.inflight_request import Echo, GenerationRequest
-from tandem.router.tokenization.tokenizer import StopMatcher, Tokenizer
+from tandem.router.output_formats.events import Content, Event, Reasoning
+from tandem.router.output_formats.parser import OutputParser
+from tandem.router.tokenization.detokenizer import StopMatcher
+from tandem.router.tokenization.tokenizer import Tokenizer
 from tandem.router.workers.proto_convert import TokenChunk
 
 
@@ -29,6 +32,8 @@ class ChoiceUpdate:
     """The prompt, which the text begins with."""
     prompt_logprobs: Sequence[TokenLogprob] | None = None
     """With the first update of a choice that wants them: of its prompt from the second token on."""
+    parts: list[Event] | None = None
+    """The same output taken apart, if the choice is: `text` is its content. None = there is content alone."""
 
 
 class Choice:
@@ -42,11 +47,16 @@ class Choice:
         self.first_s = self.last_s = 0.0
         self._text_chars = len(work.echo.text) if work.echo is not None else 0
         self._wants_offsets = work.wants_offsets
-        self._detokenizer = tokenizer.detokenizer()
+        parsing = work.parsing
+        self._parser = OutputParser(parsing) if parsing is not None else None
+        marks = parsing.marks if parsing is not None else {}
+        self._detokenizer = tokenizer.marking_detokenizer(marks) if marks else tokenizer.detokenizer()
+        self._shows_reasoning = work.shows_reasoning
+        self.reasoning_tokens = 0
         self._matcher = StopMatcher(work.stop, is_included=work.includes_stop)
         self._min_tokens, self._includes_stop = work.sampling.min_tokens, work.includes_stop
         self._echo, self._is_echo_alone = work.echo, work.is_echo_alone
-        self._is_stepwise = bool(work.stop) or work.wants_offsets
+        self._is_stepwise = bool(work.stop) or work.wants_offsets or parsing is not None
         self._is_plain = not self._is_stepwise and not self._is_echo_alone
 
     def begin(self, update: ChoiceUpdate) -> None:
@@ -79,25 +89,52 @@ class Choice:
             text = self._detokenizer.add(part)
             self._text_chars += len(text)
             self.token_count += len(part)
-            update.text += self._matcher.add(text, may_stop=self.token_count > self._min_tokens)
-            update.tokens.extend(part)
-            update.text_tokens += len(part)
+            is_shown = self._show(self._matcher.add(text, may_stop=self.token_count > self._min_tokens), part, update)
+            if is_shown:
+                update.tokens.extend(part)
+                update.text_tokens += len(part)
+                update.logprobs.extend(chunk.logprobs[start : start + step])
             if self._matcher.is_stopped:
                 self._finish(FinishReason.STOP, update)
                 break
         else:
             rest = tokens[len(text_tokens) :]
             update.tokens.extend(rest)
+            update.logprobs.extend(chunk.logprobs[len(text_tokens) :])
             self.token_count += len(rest)
             if chunk.finish is not None:
                 may_stop = self.token_count > self._min_tokens
-                update.text += self._matcher.add(self._detokenizer.finish(), may_stop=may_stop)
+                self._show(self._matcher.add(self._detokenizer.finish(), may_stop=may_stop), (), update)
                 self._finish(FinishReason.STOP if self._matcher.is_stopped else chunk.finish, update)
-        taken = len(update.tokens) - len(update.logprobs)
-        update.logprobs.extend(chunk.logprobs[:taken])
+
+    @property
+    def parse_failures(self) -> int:
+        """Texts that began as tool calls and were none."""
+        return self._parser.failures if self._parser is not None else 0
+
+    def _show(self, text: str, tokens: Sequence[int], update: ChoiceUpdate) -> bool:
+        """Add `text`, which `tokens` completed; False = they are reasoning that is not shown."""
+        if self._parser is None:
+            update.text += text
+            return True
+        was_reasoning = self._parser.is_reasoning
+        self._add_parts(self._parser.add(text), update)
+        if was_reasoning and self._parser.is_reasoning:
+            self.reasoning_tokens += len(tokens)
+        return self._shows_reasoning or not (was_reasoning or self._parser.is_reasoning)
+
+    def _add_parts(self, parts: Iterable[Event], update: ChoiceUpdate) -> None:
+        update.parts = [] if update.parts is None else update.parts
+        for part in parts:
+            if isinstance(part, Content):
+                update.text += part.text
+            if self._shows_reasoning or not isinstance(part, Reasoning):
+                update.parts.append(part)
 
     def _finish(self, finish: FinishReason, update: ChoiceUpdate) -> None:
-        update.text += self._matcher.finish()
+        self._show(self._matcher.finish(), (), update)
+        if self._parser is not None:
+            self._add_parts(self._parser.finish(), update)
         self.finish = update.finish = finish
         update.stop = self._matcher.found
 
@@ -121,6 +158,8 @@ class WholeChoices:
             whole.logprobs += update.logprobs
             whole.text_tokens += update.text_tokens
             whole.finish, whole.stop = update.finish or whole.finish, update.stop or whole.stop
+            if update.parts is not None:
+                whole.parts = [*(whole.parts or ()), *update.parts]
 
     def choices(self, prompt_count: int, kept: int | None = None) -> list[ChoiceUpdate]:
         """All choices, numbered prompt by prompt; with `kept` the best so many of each prompt, the best first.

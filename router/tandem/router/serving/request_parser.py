@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,12 @@ from tandem.core.errors import ContextLengthError, InvalidRequestError, UnknownM
 from tandem.core.sampling import SamplingParams
 from tandem.router.dispatch.inflight_request import Echo, GenerationRequest
 from tandem.router.error_quoting import quoted
+from tandem.router.output_formats.registry import ModelFormats, formats_of
+from tandem.router.serving.answer_formats import parsing_of, with_call_grammar, with_effort
 from tandem.router.tenancy.authenticator import request_salt
 from tandem.router.tokenization.chat_template import Rendering, check_variables
-from tandem.router.tokenization.tokenizer import Decode, IncrementalDetokenizer, Tokenizer
+from tandem.router.tokenization.detokenizer import Decode, IncrementalDetokenizer
+from tandem.router.tokenization.tokenizer import Tokenizer
 from tandem.router.workers.table import WorkerTable
 
 Messages = Sequence[Mapping[str, Any]]
@@ -48,6 +51,7 @@ class TokenizedModel:
     name: str
     served_names: tuple[str, ...]
     tokenizer: Tokenizer
+    formats: ModelFormats = field(default_factory=ModelFormats)
 
 
 class ModelRegistry:
@@ -92,7 +96,11 @@ class ModelRegistry:
 def _load(model: ServedModel) -> TokenizedModel:
     template = Path(model.chat_template) if model.chat_template else None
     tokenizer = Tokenizer.load(Path(model.model_dir), template)
-    return TokenizedModel(name=model.name, served_names=model.served_names or (model.name,), tokenizer=tokenizer)
+    formats = formats_of(
+        tokenizer.chat_source, tokenizer.added_tokens, tools=model.tool_format, reasoning=model.reasoning_format
+    )
+    served = model.served_names or (model.name,)
+    return TokenizedModel(name=model.name, served_names=served, tokenizer=tokenizer, formats=formats)
 
 
 class RequestParser:
@@ -121,7 +129,7 @@ class RequestParser:
         _check_stops(ask.stop)
         _check_length("cache_salt", ask.cache_salt, MAX_CACHE_SALT_CHARS)
         _check_length("prompt_cache_key", ask.cache_key, MAX_CACHE_KEY_CHARS)
-        ask = await self._prepared(ask, model)
+        ask = await self._prepared(with_call_grammar(with_effort(ask, model.tokenizer), model.formats), model)
         seed = ask.options.get("seed")
         seed = self._random_seed() if seed is None else seed
         # Checked before the prompt is tokenised; a limit that was not given follows once the prompt's length is known.
@@ -207,6 +215,7 @@ class RequestParser:
             model=model.name,
             salt=request_salt(self._salt_of(ask.caller.tenant), ask.cache_salt),
             hashes={},
+            parsing=parsing_of(ask, prompt, model.tokenizer, model.formats),
         )
 
     def _sampling(self, ask: GenerationRequest, model: TokenizedModel, *, max_tokens: int, seed: int) -> SamplingParams:

@@ -35,6 +35,8 @@ class TokenUsage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int | None = None
+    """Among the completion's; None = the model marks no reasoning."""
 
 
 class ResponseFactory:
@@ -83,6 +85,8 @@ class ResponseStream:
             self._firsts.append(len(self._choices))
             for _ in range(work.sampling.n):
                 self._choices.append(Choice(len(self._choices), tokenizer, work))
+        self._parsing = works[0].parsing
+        self._reasons = self._parsing is not None and self._parsing.reasoning is not None
         self._unfinished = len(self._choices)
         self._read_s, arrived_s = response_factory.clock.now_s(), works[0].arrived_s
         self._received_s = self._read_s if arrived_s is None else arrived_s
@@ -222,6 +226,7 @@ class ResponseStream:
             prompt_tokens=sum(len(work.prompt) for work in self._works),
             completion_tokens=sum(choice.token_count for choice in self._choices),
             cached_tokens=sum(flight.cached_tokens or 0 for flight in self._flights),
+            reasoning_tokens=sum(choice.reasoning_tokens for choice in self._choices) if self._reasons else None,
         )
 
     def cancel(self, error: TandemError) -> None:
@@ -352,6 +357,9 @@ class ResponseStream:
         metrics.request_ended(self._works[0].api, self._error.code if self._error is not None else "ok")
         usage = self.usage
         measured.generated_tokens.inc(usage.completion_tokens)
+        failures = sum(choice.parse_failures for choice in self._choices)
+        if failures and self._parsing is not None and self._parsing.tools is not None:
+            metrics.calls_unread(self._parsing.tools.name, failures)
         if usage.completion_tokens:
             measured.prompt_tokens.inc(usage.prompt_tokens)
             measured.cached_tokens.inc(usage.cached_tokens)

@@ -22,7 +22,7 @@ from tandem.router.dispatch.inflight_request import GenerationRequest
 from tandem.router.metrics.router import Metrics
 from tandem.router.serving.response_stream import ResponseFactory, ResponseStream
 from tandem.router.tenancy.budgets import Budgets
-from tandem.router.tokenization.tokenizer import ByteDetokenizer
+from tandem.router.tokenization.detokenizer import ByteDetokenizer
 from tandem.statestore.stores.budgets import Charge
 from tests.unit.router.stage import Stage, chunk
 

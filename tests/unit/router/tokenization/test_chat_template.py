@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tandem.core.errors import InvalidRequestError, ModelError
-from tandem.router.tokenization import chat_template
+from tandem.router.tokenization import chat_template, template_sandbox
 from tandem.router.tokenization.chat_template import (
     MAX_VARIABLES_BYTES,
     MAX_VARIABLES_DEPTH,
@@ -252,7 +252,7 @@ def test_a_large_chat_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     template = ChatTemplate("{% for m in messages %}{{ '<' + m.role + '>' + m.content ~ '\n' }}{% endfor %}", {})
     text = template.render([{"role": "user", "content": "a" * 500}] * 8192, limit_s=60)
     assert len(text) == 8192 * 508 - 8192
-    monkeypatch.setattr(chat_template, "MAX_SIZE", 1000)
+    monkeypatch.setattr(template_sandbox, "MAX_SIZE", 1000)
     with pytest.raises(InvalidRequestError, match="makes too much"):
         template.render([{"role": "user", "content": "a" * 500}] * 3)
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.router.tokenization.tokenizer import ByteDetokenizer, IncrementalDetokenizer, StopMatcher, Tokenizer
+from tandem.router.tokenization.detokenizer import ByteDetokenizer, IncrementalDetokenizer, StopMatcher
+from tandem.router.tokenization.tokenizer import Tokenizer
 
 MODEL = Path(__file__).parents[4] / "models" / "tandem-tiny"
 

@@ -19,6 +19,7 @@ from tandem.core.version import release
 from tandem.router.api.frontend import Frontend
 from tandem.router.api.http import schemas
 from tandem.router.api.http.body_parser import M, Simplify, read_json
+from tandem.router.api.http.chat_parts import reasoning_fields
 from tandem.router.api.http.errors import error_response
 from tandem.router.api.http.messages.handlers import add_messages
 from tandem.router.api.http.middleware import (
@@ -140,6 +141,8 @@ class _Api:
             wants_usage=bool(body.stream_options and body.stream_options.include_usage),
             wants_running_usage=bool(body.stream_options and body.stream_options.continuous_usage_stats),
             names_tier=is_chat and body.service_tier is not None,
+            reasoning_fields=reasoning_fields(frontend.settings.reasoning_field),
+            is_named_call=ask.tools is not None and ask.tools.mode == "named",
         )
         return AnswerReply(
             frontend,

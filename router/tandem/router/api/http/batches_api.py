@@ -23,7 +23,8 @@ from tandem.router.api.http.body_parser import read_json
 from tandem.router.api.http.middleware import guarded, json_response, tenant_of
 from tandem.router.api.http.paging import page_of
 from tandem.router.api.http.responses.schemas import Metadata
-from tandem.router.api.http.schemas import Name, Strict
+from tandem.router.api.http.schemas import Name
+from tandem.router.api.http.strict_models import Strict
 from tandem.router.error_quoting import quoted
 from tandem.router.storage.batches import state_machine
 from tandem.router.storage.batches.file_store import is_id

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
 from typing import Any, Protocol
 
 import orjson
@@ -14,20 +13,16 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tandem.core.errors import CancelledError, InternalError, TandemError
-from tandem.core.handoff import TokenLogprob
 from tandem.core.ids import RequestId
-from tandem.core.state_enums import FinishReason
 from tandem.router.api.frontend import Frontend
+from tandem.router.api.http.chat_parts import deltas, finish_of, has_call, message
 from tandem.router.api.http.errors import error_event, error_response
+from tandem.router.api.http.logprob_bodies import Logprobs
 from tandem.router.api.http.protocol import StraightLine
 from tandem.router.dispatch.inflight_request import GenerationRequest
 from tandem.router.serving.choices import ChoiceUpdate, WholeChoices
 from tandem.router.serving.response_stream import ResponseStream, TokenUsage, attend
-from tandem.router.tokenization.tokenizer import Tokenizer
 from tandem.router.tracing.calls import Call
-
-PIECE_ENTRIES = 64
-"""Tokens with their log-probabilities that are written at a time; with 20 alternatives each takes 0.1 ms."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,98 +46,26 @@ class ResponseFrame:
     wants_running_usage: bool = False
     """With every chunk: how much there is so far, over all choices."""
     names_tier: bool = False
+    reasoning_fields: Sequence[str] = ()
+    is_named_call: bool = False
+    """The client named the function to be called: then the answer stops as any other."""
 
 
 def usage_object(usage: TokenUsage) -> dict[str, Any]:
+    reasoning = usage.reasoning_tokens
+    details = {} if reasoning is None else {"completion_tokens_details": {"reasoning_tokens": reasoning}}
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        **details,
     }
 
 
 def _tier(frame: ResponseFrame) -> dict[str, str]:
     """Name the only service tier, for a request that asked for one."""
     return {"service_tier": "default"} if frame.names_tier else {}
-
-
-class Logprobs:
-    """Log-probabilities in the shapes of both APIs, as pieces of JSON: each is the work of some milliseconds."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-
-    def chat(self, update: ChoiceUpdate) -> Iterator[bytes]:
-        yield b'{"content":'
-        yield from _listed(map(self._chat_token, islice(update.logprobs, update.text_tokens)))
-        yield b',"refusal":null}'
-
-    def completion(self, update: ChoiceUpdate, count: int | None = None) -> Iterator[bytes]:
-        """With those of the prompt in front, at most `count` alternatives each, if the text has it in front too."""
-        logprobs = update.logprobs[: update.text_tokens]
-        echo, known = update.echo, update.prompt_logprobs
-        columns: dict[str, list[Iterable[Any]]] = {
-            "tokens": [map(self._text, (logprob.token for logprob in logprobs))],
-            "token_logprobs": [(logprob.logprob for logprob in logprobs)],
-            "top_logprobs": [map(self._alternatives, logprobs)],
-            "text_offset": [update.offsets[: update.text_tokens]],
-        }
-        if echo is not None and known is not None:
-            columns["tokens"].insert(0, map(self._text, echo.tokens))
-            columns["token_logprobs"].insert(0, chain((None,), (logprob.logprob for logprob in known)))
-            alternatives = (self._alternatives(logprob, count) for logprob in known)
-            columns["top_logprobs"].insert(0, chain((None,), alternatives))
-            columns["text_offset"].insert(0, echo.offsets)
-        before = b"{"
-        for name, values in columns.items():
-            yield before + b'"%s":' % name.encode()
-            yield from _listed(chain(*values))
-            before = b","
-        yield b"}"
-
-    def prompt(self, known: Sequence[TokenLogprob], count: int) -> Iterator[bytes]:
-        """By token id: the prompt's own token first, then the best `count`; nothing precedes the first token."""
-        entries = ({str(token): entry for token, entry in self._ranked(each, count)} for each in known)
-        return _listed(chain((None,), entries))
-
-    def _ranked(self, logprob: TokenLogprob, count: int) -> Iterator[tuple[int, dict[str, Any]]]:
-        yield logprob.token, self._ranked_entry(logprob.token, logprob.logprob, logprob.rank)
-        for place, (token, value) in enumerate(logprob.top[:count]):
-            if token != logprob.token:
-                yield token, self._ranked_entry(token, value, place + 1)
-
-    def _ranked_entry(self, token: int, value: float, rank: int) -> dict[str, Any]:
-        return {"logprob": value, "rank": rank, "decoded_token": self._text(token)}
-
-    def _chat_token(self, logprob: TokenLogprob) -> dict[str, Any]:
-        entry = self._entry(logprob.token, logprob.logprob)
-        entry["top_logprobs"] = [self._entry(token, value) for token, value in logprob.top]
-        return entry
-
-    def _entry(self, token: int, value: float) -> dict[str, Any]:
-        data = self._tokenizer.token_bytes(token)
-        return {"token": data.decode("utf-8", "replace"), "logprob": value, "bytes": list(data)}
-
-    def _alternatives(self, logprob: TokenLogprob, count: int | None = None) -> dict[str, float]:
-        # Some clients expect the chosen token among the alternatives, as OpenAI gives it.
-        return {self._text(token): value for token, value in (*logprob.top[:count], (logprob.token, logprob.logprob))}
-
-    def _text(self, token: int) -> str:
-        data = self._tokenizer.token_bytes(token)
-        try:
-            return data.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-
-
-def _listed(entries: Iterable[Any]) -> Iterator[bytes]:
-    """A list as JSON, PIECE_ENTRIES of it at a time."""
-    rest, before = iter(entries), b"["
-    while part := list(islice(rest, PIECE_ENTRIES)):
-        yield before + orjson.dumps(part)[1:-1]
-        before = b","
-    yield b"]" if before == b"," else b"[]"
 
 
 class UpdateWriter(Protocol):
@@ -172,6 +95,7 @@ class ChunkWriter:
         self._after_text = b'},"logprobs":null' if frame.is_chat else b',"logprobs":null'
         self._after_text += b',"finish_reason":null}]'
         self._is_open = [False] * choice_count
+        self._has_call = [False] * choice_count
         self._choices_each = choice_count // max(1, len(frame.prompts))
 
     def write(self, update: ChoiceUpdate, usage: TokenUsage | None = None) -> bytes:
@@ -179,7 +103,8 @@ class ChunkWriter:
         if usage is not None:
             self._tail = b',"usage":' + orjson.dumps(usage_object(usage)) + b"}\n\n"
         is_first = not self._is_open[update.index]
-        if self._is_text_alone and not is_first and update.finish is None:  # as nearly always
+        is_plain = self._is_text_alone and update.parts is None
+        if is_plain and not is_first and update.finish is None:  # as nearly always
             if not update.text:
                 return b""
             return b"".join((self._starts[update.index], orjson.dumps(update.text), self._after_text, self._tail))
@@ -200,6 +125,8 @@ class ChunkWriter:
             if self._frame.shows_token_ids:
                 prompt = b',"prompt_token_ids":' + orjson.dumps(list(self._prompt(update.index)))
             events = self._event(update.index, {"role": "assistant", "content": ""}, None, prompt)
+        if update.parts is not None:
+            return events + self._parts(update)
         has_logprobs = self._has_logprobs(update)
         if update.text or has_logprobs or (self._frame.shows_token_ids and update.tokens):
             shown = b"".join(self._logprobs.chat(update)) if has_logprobs else b"null"
@@ -207,6 +134,26 @@ class ChunkWriter:
             events += b',"finish_reason":null' + self._token_ids(update) + b"}]" + self._tail
         if update.finish is not None:
             events += self._event(update.index, {}, update.finish)
+        return events
+
+    def _parts(self, update: ChoiceUpdate) -> bytes:
+        """An event for each part; the first one has the log-probabilities and ids of all tokens."""
+        events = b""
+        shown = list(deltas(update.parts or (), self._frame.reasoning_fields))
+        has_logprobs = self._has_logprobs(update)
+        if not shown and (has_logprobs or (self._frame.shows_token_ids and update.tokens)):
+            shown = [{"content": ""}]
+        logprobs = b"".join(self._logprobs.chat(update)) if has_logprobs else b"null"
+        token_ids = self._token_ids(update)
+        for delta in shown:
+            choice = orjson.dumps({"index": update.index, "delta": delta})[:-1]
+            events += b"data: " + self._head + b',"choices":[' + choice + b',"logprobs":' + logprobs
+            events += b',"finish_reason":null' + token_ids + b"}]" + self._tail
+            logprobs, token_ids = b"null", b',"token_ids":[]' if token_ids else b""
+        self._has_call[update.index] |= has_call(update.parts)
+        if update.finish is not None:
+            called = self._has_call[update.index] and not self._frame.is_named_call
+            events += self._event(update.index, {}, finish_of(update.finish, has_call=called))
         return events
 
     def _completion(self, update: ChoiceUpdate, is_first: bool) -> bytes:
@@ -230,7 +177,7 @@ class ChunkWriter:
     def _prompt(self, index: int) -> Sequence[int]:
         return self._frame.prompts[index // self._choices_each]
 
-    def _event(self, index: int, delta: dict[str, Any], finish: FinishReason | None, more: bytes = b"") -> bytes:
+    def _event(self, index: int, delta: dict[str, Any], finish: str | None, more: bytes = b"") -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
         return b"data: " + self._head + b',"choices":[' + orjson.dumps(choice) + b"]" + more + self._tail
 
@@ -268,7 +215,9 @@ class WholeAnswer:
         """Without its last brace."""
         body: dict[str, Any] = {"index": choice.index, "finish_reason": choice.finish}
         if self._frame.is_chat:
-            body["message"] = {"role": "assistant", "content": choice.text, "refusal": None}
+            body["message"] = message(choice, self._frame.reasoning_fields)
+            called = has_call(choice.parts) and not self._frame.is_named_call
+            body["finish_reason"] = finish_of(choice.finish, has_call=called)
         else:
             body["text"] = choice.text
         if self._frame.shows_token_ids:

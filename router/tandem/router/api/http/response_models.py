@@ -12,6 +12,7 @@ from tandem.router.api.http.responses.items import Annotation, OutputLogprob, St
 from tandem.router.api.http.schemas import RefusalPart
 
 FinishReason = Literal["stop", "length"]
+ChatFinishReason = Literal["stop", "length", "tool_calls"]
 Nothing = Annotated[list[Any], Field(max_length=0)]
 
 
@@ -36,11 +37,18 @@ class CachedTokens(Documented):
     cached_tokens: int
 
 
+class ReasoningTokens(Documented):
+    reasoning_tokens: int
+
+
 class UsageModel(Documented):
+    """Reasoning is counted for models that mark it."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: ReasoningTokens | None = None
 
 
 class TopLogprob(Documented):
@@ -68,10 +76,40 @@ PromptLogprobs = list[dict[str, RankedToken] | None]
 """For every prompt token, by token id; nothing precedes the first one."""
 
 
+class AnsweredFunction(Documented):
+    name: str
+    arguments: str
+
+
+class AnsweredCall(Documented):
+    id: str
+    type: Literal["function"]
+    function: AnsweredFunction
+
+
 class AssistantMessage(Documented):
+    """Content is null where there are calls alone."""
+
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[AnsweredCall] | None = None
+
+
+class FunctionDelta(Documented):
+    name: str | None = None
+    arguments: str
+
+
+class CallDelta(Documented):
+    """The first one of a call has its id, type and name, the others more of the arguments."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta
 
 
 class ChatDelta(Documented):
@@ -79,12 +117,15 @@ class ChatDelta(Documented):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[CallDelta] | None = None
 
 
 class ChatChunkChoice(Documented):
     index: int
     delta: ChatDelta
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
     logprobs: ChatLogprobs | None
     token_ids: list[int] | None = None
 
@@ -92,7 +133,7 @@ class ChatChunkChoice(Documented):
 class ChatChoice(Documented):
     index: int
     message: AssistantMessage
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
     logprobs: ChatLogprobs | None
     token_ids: list[int] | None = None
 
@@ -196,15 +237,11 @@ class InputTokensDetails(CachedTokens):
     cache_write_tokens: int
 
 
-class OutputTokensDetails(Documented):
-    reasoning_tokens: int
-
-
 class BatchUsage(Documented):
     input_tokens: int
     input_tokens_details: CachedTokens
     output_tokens: int
-    output_tokens_details: OutputTokensDetails
+    output_tokens_details: ReasoningTokens
     total_tokens: int
 
 

@@ -10,13 +10,11 @@ their neutral values are accepted, everything else is refused by name.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Discriminator,
-    FailFast,
     Field,
     Tag,
     ValidatorFunctionWrapHandler,
@@ -25,6 +23,17 @@ from pydantic import (
 
 from tandem.core.errors import InvalidRequestError, UnsupportedParameterError
 from tandem.core.sampling import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKEN_IDS
+from tandem.router.api.http.strict_models import FIRST_ERROR, Strict
+from tandem.router.api.http.tool_fields import (
+    ToolCalls,
+    ToolFields,
+    Tools,
+    calls_of,
+    named_results,
+    refuse_kinds,
+    tool_use_of,
+    tools_of,
+)
 from tandem.router.dispatch.inflight_request import GenerationRequest
 from tandem.router.error_quoting import quoted
 from tandem.router.serving.request_parser import MAX_MESSAGES, MAX_PROMPTS, MAX_STOPS, MAX_WORDS, kept_choices
@@ -81,30 +90,11 @@ NEUTRAL_CHAT: dict[str, tuple[Any, ...]] = {
     "function_call": (None, "none", "auto"),
     "functions": _NOTHING,
     "modalities": (None, ["text"]),
-    "parallel_tool_calls": (None, True, False),
     "reasoning": _NOTHING,
-    "reasoning_effort": (None, "none"),
-    "tool_choice": (None, "none", "auto"),
-    "tools": _NOTHING,
     "verbosity": (None, "medium"),
     "web_search_options": (None,),
 }
 NEUTRAL_COMPLETION: dict[str, tuple[Any, ...]] = {**_NEUTRAL_ANYWHERE, "suffix": _NOTHING}
-
-
-class _FirstError(FailFast):
-    """As pydantic's, but it may stand in a union."""
-
-    def __hash__(self) -> int:
-        return hash(self.fail_fast)
-
-
-FIRST_ERROR = _FirstError()
-"""Lists are not looked at behind their first wrong element."""
-
-
-class Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
 class StreamOptions(Strict):
@@ -205,20 +195,20 @@ Part = Annotated[Annotated[TextPart, TEXT] | Annotated[RefusalPart, REFUSAL], Di
 
 
 class Message(Strict):
-    """Answers come back as servers gave them: with the model's reasoning, or the reason of a refusal; then content may
-    be null (`messages_of` asks for it otherwise)."""
+    """Answers come back as servers gave them: with the model's reasoning, calls, or the reason of a refusal; then
+    content may be null (`messages_of` asks for it otherwise)."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[Part], Field(min_length=1, max_length=MAX_PARTS), FIRST_ERROR] | None = None
     name: Name | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: str | None = None
-    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
+    tool_calls: ToolCalls | None = None
     function_call: None = None
     audio: None = None
     annotations: Annotated[list[Any], Field(max_length=MAX_PARTS), FIRST_ERROR] | None = None
-    tool_call_id: None = None
+    tool_call_id: Name | None = None
     reasoning_details: Annotated[list[Any], Field(max_length=0)] | None = None
     thinking_blocks: Annotated[list[Any], Field(max_length=0)] | None = None
 
@@ -232,9 +222,10 @@ class RenderingFields(Strict):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_VARIABLES)] | None = None
+    tools: Tools | None = None
 
 
-class ChatRequest(SamplingFields, RenderingFields):
+class ChatRequest(SamplingFields, RenderingFields, ToolFields):
     messages: Messages
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None
@@ -269,6 +260,7 @@ class DetokenizeRequest(Strict):
 def without_neutral_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     """The body of a chat request without parameters that ask for nothing; UnsupportedParameterError for the others."""
     _refuse_parts(body)
+    refuse_kinds(body)
     return _without_neutral(body, NEUTRAL_CHAT)
 
 
@@ -293,9 +285,9 @@ def _refuse_parts(body: Mapping[str, Any]) -> None:
         if not isinstance(message, dict):
             continue
         where = f"messages[{position}]"
-        if message.get("role") in ("tool", "function"):
-            raise _unsupported(f"{where}.role", f"the role {message['role']!r}")
-        for name in ("tool_calls", "function_call", "audio", "tool_call_id", "reasoning_details", "thinking_blocks"):
+        if message.get("role") == "function":
+            raise _unsupported(f"{where}.role", "the role 'function'")
+        for name in ("function_call", "audio", "reasoning_details", "thinking_blocks"):
             if message.get(name):
                 raise _unsupported(f"{where}.{name}", name)
         content = message.get("content")
@@ -328,6 +320,8 @@ def chat_ask(body: ChatRequest) -> GenerationRequest:
                 "max_tokens and max_completion_tokens differ", todo="give one of them", param=param
             )
         sampling["max_tokens"] = body.max_completion_tokens
+    rendering = rendering_of(body)
+    tools = tool_use_of(tuple(rendering.tools), body.tool_choice, is_parallel=body.parallel_tool_calls is not False)
     return GenerationRequest(
         api="chat",
         served_model=body.model,
@@ -339,7 +333,10 @@ def chat_ask(body: ChatRequest) -> GenerationRequest:
         is_whole=not body.stream,
         max_tokens_param=param,
         logprobs_param="top_logprobs",
-        rendering=rendering_of(body),
+        rendering=rendering if tools else replace(rendering, tools=()),
+        tools=tools,
+        effort=body.reasoning_effort,
+        shows_reasoning=body.include_reasoning is not False,
         cache_salt=body.cache_salt,
         cache_key=body.prompt_cache_key,
     )
@@ -376,6 +373,7 @@ def rendering_of(body: RenderingFields) -> Rendering:
         adds_prompt=not continues if adds is None else adds,
         continues_last=continues,
         variables=body.chat_template_kwargs or {},
+        tools=tools_of(body.tools),
     )
 
 
@@ -392,26 +390,39 @@ def messages_of(messages: list[Message]) -> tuple[dict[str, Any], ...]:
 
     InvalidRequestError for one without content, and for fields of answers in a message that is not the assistant's.
     """
-    return tuple(_message_of(message, f"messages[{position}]") for position, message in enumerate(messages))
+    return named_results([_message_of(message, f"messages[{position}]") for position, message in enumerate(messages)])
 
 
 def _message_of(message: Message, where: str) -> dict[str, Any]:
     thought = message.reasoning_content if message.reasoning is None else message.reasoning
     if message.role != "assistant":
         _check_no_answer(message, where)
-    if message.content is None and thought is None and message.refusal is None:
-        what, why = f"{where}.content is missing", "only an answer of nothing but reasoning or a refusal has none"
+    if (message.tool_call_id is None) == (message.role == "tool"):
+        what, why = f"{where}.tool_call_id is missing", "a result names its call"
+        if message.role != "tool":
+            what, why = f"{where}.tool_call_id is given", f"only results have it, and the role is {message.role}"
+        raise InvalidRequestError(what, why=why, param=f"{where}.tool_call_id")
+    if message.content is None and thought is None and message.refusal is None and not message.tool_calls:
+        what, why = (
+            f"{where}.content is missing",
+            "only an answer of reasoning, calls or a refusal has none",
+        )
         raise InvalidRequestError(what, why=why, todo="give a text or a list of parts", param=f"{where}.content")
     if isinstance(message.content, list):
         content = "\n".join(part.text if isinstance(part, TextPart) else part.refusal for part in message.content)
     else:  # a refusal is all that its answer contains
         content = (message.refusal or "") if message.content is None else message.content
     said: dict[str, Any] = {"role": message.role, "content": content, "name": message.name, "refusal": message.refusal}
+    if message.tool_calls:
+        said["tool_calls"] = calls_of(message.tool_calls, f"{where}.tool_calls")
+        said["content"] = None if message.content is None else content
+    if message.role == "tool":
+        said["tool_call_id"] = message.tool_call_id
     return said | dict.fromkeys(THOUGHT_NAMES, thought) if thought is not None else said
 
 
 def _check_no_answer(message: Message, where: str) -> None:
-    for name in ("reasoning_content", "reasoning", "refusal"):
+    for name in ("reasoning_content", "reasoning", "refusal", "tool_calls"):
         if getattr(message, name):
             what, why = f"{where}.{name} is given", f"only answers have it, and the role is {message.role}"
             raise InvalidRequestError(what, why=why, todo="leave it out", param=f"{where}.{name}")

@@ -9,7 +9,8 @@ from pydantic import Discriminator, Field, Tag
 
 from tandem.core.errors import InvalidRequestError, UnsupportedParameterError
 from tandem.router.api.http.responses.items import LIST, TEXT_OR_LIST, Dropped, Text
-from tandem.router.api.http.schemas import FIRST_ERROR, MAX_PARTS, Int, Name, Short, Strict
+from tandem.router.api.http.schemas import MAX_PARTS, Int, Name, Short
+from tandem.router.api.http.strict_models import FIRST_ERROR, Strict
 from tandem.router.error_quoting import quoted
 
 MAX_FIELDS = 1024

@@ -10,7 +10,8 @@ from pydantic import Field
 from tandem.core.errors import UnsupportedParameterError
 from tandem.router.api.http.messages.blocks import Block, CacheControl, TextBlock, Values, check_blocks
 from tandem.router.api.http.responses.items import LIST, TEXT_OR_LIST, Text
-from tandem.router.api.http.schemas import FIRST_ERROR, MAX_PARTS, Int, Name, Strict
+from tandem.router.api.http.schemas import MAX_PARTS, Int, Name
+from tandem.router.api.http.strict_models import FIRST_ERROR, Strict
 from tandem.router.error_quoting import quoted
 from tandem.router.serving.request_parser import MAX_MESSAGES, MAX_STOP_CHARS, MAX_STOPS
 

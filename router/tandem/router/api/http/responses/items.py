@@ -11,7 +11,6 @@ from pydantic import Discriminator, Field, Tag
 from tandem.core.errors import InvalidRequestError, UnsupportedParameterError
 from tandem.core.sampling import MAX_LOGPROBS
 from tandem.router.api.http.schemas import (
-    FIRST_ERROR,
     MAX_PARTS,
     REFUSAL,
     TEXT,
@@ -19,9 +18,9 @@ from tandem.router.api.http.schemas import (
     Name,
     RefusalPart,
     Short,
-    Strict,
     part_kind,
 )
+from tandem.router.api.http.strict_models import FIRST_ERROR, Strict
 from tandem.router.error_quoting import quoted
 
 MAX_DROPPED = 1 << 20

@@ -9,7 +9,8 @@ from pydantic import Field
 
 from tandem.core.errors import UnsupportedParameterError
 from tandem.router.api.http.responses.items import LIST, TEXT_OR_LIST, Item, Text, check_items
-from tandem.router.api.http.schemas import FIRST_ERROR, Int, Name, Short, StreamOptions, Strict
+from tandem.router.api.http.schemas import Int, Name, Short, StreamOptions
+from tandem.router.api.http.strict_models import FIRST_ERROR, Strict
 from tandem.router.serving.request_parser import MAX_MESSAGES
 
 _NOTHING: tuple[Any, ...] = (None, [], {}, "", False)

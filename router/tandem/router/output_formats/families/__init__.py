@@ -1,0 +1,1 @@
+"""One file for each way to write tool calls: its signs, its parser and its grammar."""
