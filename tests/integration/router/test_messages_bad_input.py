@@ -8,8 +8,8 @@ import pytest
 
 from tandem.router.api.http import body_parser
 from tests.integration.router.house import Build, RouterHarness
+from tests.integration.router.messages import HELLO, assert_error
 from tests.integration.router.scripted_worker import Script
-from tests.integration.router.test_messages_api import HELLO, assert_error
 from tools.waiting import wait_for
 
 PATHS = ("/v1/messages", "/v1/messages/count_tokens")

@@ -12,7 +12,7 @@ from tandem.router.output_formats.parser import ParserSpec
 from tandem.router.output_formats.registry import ModelFormats
 from tandem.router.tokenization.tokenizer import Tokenizer
 
-_PARSED_APIS = ("chat", "responses")
+_PARSED_APIS = ("chat", "responses", "messages")
 _SWITCHES = ("enable_thinking", "thinking")
 """Variables of chat templates that turn reasoning on or off: Qwen's and others', DeepSeek's."""
 _LEVELS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
@@ -24,14 +24,15 @@ _PROMPT_END_TOKENS = 16
 def with_effort(ask: GenerationRequest, tokenizer: Tokenizer) -> GenerationRequest:
     """`ask` with its reasoning effort as variables of the chat template; those that the client gave itself win.
 
-    InvalidRequestError if the template reads none; an effort of "none" asks such a model for nothing.
+    InvalidRequestError if the template reads none; an effort of "none" asks such a model for nothing, and messages ask
+    for thoughts where there are any.
     """
     if ask.effort is None:
         return ask
     switches: dict[str, Any] = {name: ask.effort != "none" for name in _SWITCHES if tokenizer.reads(name)}
     if tokenizer.reads("reasoning_effort"):
         switches["reasoning_effort"] = _LEVELS.get(ask.effort, ask.effort)
-    if not switches and ask.effort != "none":
+    if not switches and ask.effort != "none" and ask.api != "messages":
         why = "the model's chat template does not read it"
         param = "reasoning.effort" if ask.api == "responses" else "reasoning_effort"
         raise InvalidRequestError(f"{param} is {ask.effort}", why=why, todo="leave it out", param=param)

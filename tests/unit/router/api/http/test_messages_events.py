@@ -20,14 +20,6 @@ USAGE = TokenUsage(prompt_tokens=20, completion_tokens=5, cached_tokens=16)
 EVENT: TypeAdapter[RawMessageStreamEvent] = TypeAdapter(RawMessageStreamEvent)
 THOUGHT, TEXT = "Let me think.", "It is blue, naïvely ✓."
 CALLS = [("t1", "look", '{"at": "the sky", "n": [1, 2]}'), ("t2", "wait", "{}"), ("t3", "stop", "")]
-WHOLE: dict[str, Any] = {
-    "reasoning_content": THOUGHT,
-    "content": TEXT,
-    "tool_calls": [
-        {"id": id_, "type": "function", "function": {"name": name, "arguments": arguments}}
-        for id_, name, arguments in CALLS
-    ],
-}
 
 
 def pieces(size: int) -> Iterable[dict[str, Any]]:
@@ -80,7 +72,7 @@ def test_joined_events_are_the_whole_answer(size: int, shows_thoughts: bool) -> 
     writer = BlockWriter(shows_thoughts=shows_thoughts)
     begun = event("message_start", {"message": message_object("msg_1", "m", [], None, USAGE)})
     events = events_of(begun + b"".join(map(writer.add, pieces(size))) + writer.close())
-    whole = message_object("msg_1", "m", content_of(WHOLE, shows_thoughts=shows_thoughts), None, USAGE)
+    whole = message_object("msg_1", "m", content_of(pieces(1000), shows_thoughts=shows_thoughts), None, USAGE)
     streamed = accumulated(events)
     assert streamed == Message.model_validate(whole)
     assert [block.type for block in streamed.content] == ["thinking", "text", "tool_use", "tool_use", "tool_use"]
@@ -99,9 +91,10 @@ STARTS_AND_STOPS = ("content_block_start", "content_block_stop")
 def test_text_behind_a_call_is_a_block_of_its_own() -> None:
     writer = BlockWriter()
     call = {"index": 0, "id": "t", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    data = writer.add({"content": "a"}) + writer.add({"tool_calls": [call]}) + writer.add({"content": "b"})
-    kinds = [one["content_block"]["type"] for one in events_of(data) if one["type"] == "content_block_start"]
-    assert kinds == ["text", "tool_use", "text"]
+    said: list[dict[str, Any]] = [{"content": "a"}, {"tool_calls": [call]}, {"content": "b"}]
+    events = events_of(b"".join(map(writer.add, said)))
+    kinds = [one["content_block"]["type"] for one in events if one["type"] == "content_block_start"]
+    assert kinds == [block["type"] for block in content_of(said)] == ["text", "tool_use", "text"]
     assert writer.close()
     assert writer.close() == b""
 
@@ -134,7 +127,7 @@ def test_a_message_without_text_has_no_block() -> None:
     writer = MessageWriter("msg_1", "m", lambda: USAGE, is_cut=False)
     data = writer.write(ChoiceUpdate(0, "", finish=FinishReason.STOP)) + writer.closing(USAGE, b"")
     assert [one["type"] for one in events_of(data)] == ["message_start", "message_delta", "message_stop"]
-    assert content_of({"content": ""}) == []
+    assert content_of([{"content": ""}]) == []
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from tandem.router.api.http.messages.conversation import chat_messages, renderin
 from tandem.router.api.http.messages.schemas import NEUTRAL, MessagesRequest, without_neutral
 from tandem.router.api.http.messages.signatures import signature_of, thought_of
 from tandem.router.api.http.messages.thinking import effort_of, shows_thoughts
-from tandem.router.api.http.messages.tools import chat_tool_choice, chat_tools
+from tandem.router.api.http.messages.tools import chat_tools, tool_use
 from tandem.router.tokenization.chat_template import DEFAULT_RENDERING, THOUGHT_NAMES
 
 HELLO: dict[str, Any] = {"role": "user", "content": "Hi"}
@@ -108,9 +108,9 @@ def test_calls_and_results_of_tools() -> None:
                 {"id": "t2", "type": "function", "function": {"name": "wait", "arguments": "{}"}},
             ],
         },
-        {"role": "tool", "tool_call_id": "t1", "content": "blue"},
-        {"role": "tool", "tool_call_id": "t2", "content": "Error: too\nlate"},
-        {"role": "tool", "tool_call_id": "t3", "content": ""},
+        {"role": "tool", "tool_call_id": "t1", "content": "blue", "name": "look"},
+        {"role": "tool", "tool_call_id": "t2", "content": "Error: too\nlate", "name": "wait"},
+        {"role": "tool", "tool_call_id": "t3", "content": "", "name": None},
         {"role": "user", "content": "Here:"},
     ]
     assert [one["role"] for one in chat({"role": "user", "content": results[1:]})] == ["tool"] * 3
@@ -167,27 +167,37 @@ def test_an_answer_goes_on_with_a_last_message_of_the_assistant() -> None:
 
 
 def test_tools() -> None:
-    tools = [{**TOOL, "description": "Looks.", "strict": True, "type": "custom", "eager_input_streaming": True}, TOOL]
-    function = {"name": "look", "parameters": {"type": "object"}}
-    assert chat_tools(parsed(tools=tools).tools or ()) == [
-        {"type": "function", "function": {**function, "description": "Looks.", "strict": True}},
-        {"type": "function", "function": function},
-    ]
+    named = {"name": "n" * 128, "input_schema": {"type": "object"}, "type": "custom", "eager_input_streaming": True}
+    tools = [{**TOOL, "description": "Looks.", "strict": True}, named]
+    parameters = {"type": "object"}
+    assert chat_tools(parsed(tools=tools).tools or ()) == (
+        {
+            "type": "function",
+            "function": {"name": "look", "description": "Looks.", "parameters": parameters, "strict": True},
+        },
+        {"type": "function", "function": {"name": "n" * 128, "parameters": parameters}},
+    )
 
 
 @pytest.mark.parametrize(
-    ("choice", "fields"),
+    ("choice", "mode", "is_parallel"),
     [
-        (None, {}),
-        ({"type": "auto"}, {"tool_choice": "auto"}),
-        ({"type": "any", "disable_parallel_tool_use": True}, {"tool_choice": "required", "parallel_tool_calls": False}),
-        ({"type": "none", "disable_parallel_tool_use": False}, {"tool_choice": "none"}),
-        ({"type": "tool", "name": "look"}, {"tool_choice": {"type": "function", "function": {"name": "look"}}}),
+        (None, "auto", True),
+        ({"type": "auto"}, "auto", True),
+        ({"type": "auto", "disable_parallel_tool_use": True}, "auto", False),
+        ({"type": "any", "disable_parallel_tool_use": True}, "required", False),
+        ({"type": "tool", "name": "look"}, "named", False),
     ],
 )
-def test_tool_choice(choice: Any, fields: dict[str, Any]) -> None:
-    body = parsed(tools=[TOOL], tool_choice=choice)
-    assert chat_tool_choice(body.tool_choice, body.tools or ()) == fields
+def test_tool_choice(choice: Any, mode: str, is_parallel: bool) -> None:
+    body = parsed(tools=[TOOL, {**TOOL, "name": "wait"}], tool_choice=choice)
+    use = tool_use(body.tools or (), body.tool_choice)
+    assert use is not None
+    assert (use.mode, use.is_parallel) == (mode, is_parallel)
+    assert use.allowed == (("look",) if mode == "named" else ("look", "wait"))
+    none = parsed(tools=[TOOL], tool_choice={"type": "none"})
+    assert tool_use(none.tools or (), none.tool_choice) is None
+    assert tool_use((), None) is None
 
 
 @pytest.mark.parametrize(
@@ -196,13 +206,13 @@ def test_tool_choice(choice: Any, fields: dict[str, Any]) -> None:
         ({"type": "tool"}, [TOOL], "tool_choice.name"),
         ({"type": "auto", "name": "look"}, [TOOL], "tool_choice.name"),
         ({"type": "tool", "name": "hear"}, [TOOL], "tool_choice.name"),
-        ({"type": "any"}, [], "tool_choice.type"),
+        ({"type": "any"}, [], "tool_choice"),
     ],
 )
 def test_wrong_tool_choices_are_named(choice: Any, tools: list[Any], param: str) -> None:
     body = parsed(tools=tools, tool_choice=choice)
     with pytest.raises(InvalidRequestError) as caught:
-        chat_tool_choice(body.tool_choice, body.tools or ())
+        tool_use(body.tools or (), body.tool_choice)
     assert caught.value.param == param
 
 

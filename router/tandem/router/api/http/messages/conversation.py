@@ -17,6 +17,7 @@ from tandem.router.api.http.messages.blocks import (
 )
 from tandem.router.api.http.messages.schemas import CountTokensRequest, MessageParam
 from tandem.router.api.http.messages.signatures import thought_of
+from tandem.router.api.http.tool_fields import named_results
 from tandem.router.tokenization.chat_template import DEFAULT_RENDERING, THOUGHT_NAMES, Rendering
 
 VOLATILE = "x-anthropic-billing-header:"
@@ -40,7 +41,7 @@ def chat_messages(body: CountTokensRequest) -> tuple[ChatMessage, ...]:
     for is_answer, turn in groupby(body.messages[first:], key=lambda message: message.role == "assistant"):
         blocks = [block for message in turn for block in _in_turn(message)]
         said += _assistant(blocks) if is_answer else _asked(blocks)
-    return tuple(said)
+    return named_results(said)
 
 
 def rendering_of(body: CountTokensRequest) -> Rendering:
@@ -75,7 +76,7 @@ def _assistant(blocks: Sequence[Block]) -> Iterable[ChatMessage]:
         said |= dict.fromkeys(THOUGHT_NAMES, "\n".join(thoughts))
     calls = [_call(block) for block in blocks if isinstance(block, ToolUseBlock)]
     if calls:
-        said["tool_calls"] = calls
+        said |= {"tool_calls": calls, "content": said["content"] or None}
     yield said
 
 

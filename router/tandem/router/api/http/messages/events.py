@@ -7,14 +7,13 @@ from typing import Any
 
 import orjson
 
-from tandem.router.api.http.messages.objects import MessageEnd, message_object, usage_object
+from tandem.router.api.http.chat_parts import deltas
+from tandem.router.api.http.messages.objects import REASONING, ChatDelta, MessageEnd, message_object, usage_object
 from tandem.router.api.http.messages.signatures import signature_of
 from tandem.router.serving.choices import ChoiceUpdate
 from tandem.router.serving.response_stream import TokenUsage
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
-ChatDelta = Mapping[str, Any]
-"""A piece of a chat's answer: any of `content`, `reasoning_content` and `tool_calls`, as OpenAI streams them."""
 
 
 class BlockWriter:
@@ -92,9 +91,11 @@ class BlockWriter:
 class MessageWriter:
     """All events of one message. `usage` returns that of the answer so far; `is_cut` as of MessageEnd."""
 
-    def __init__(self, message: str, model: str, usage: Callable[[], TokenUsage], *, is_cut: bool) -> None:
+    def __init__(
+        self, message: str, model: str, usage: Callable[[], TokenUsage], *, is_cut: bool, shows_thoughts: bool = True
+    ) -> None:
         self._message, self._model, self._usage, self._is_cut = message, model, usage, is_cut
-        self._blocks = BlockWriter()
+        self._blocks = BlockWriter(shows_thoughts=shows_thoughts)
         self._last = ChoiceUpdate(0, "")
         self.writes = 0
         """The number of updates written."""
@@ -104,6 +105,8 @@ class MessageWriter:
         begun = b"" if self.writes else self._begun()
         self._last = update
         self.writes += 1
+        if update.parts is not None:
+            return begun + b"".join(map(self._blocks.add, deltas(update.parts, REASONING)))
         return begun + self._blocks.text(update.text) if update.text else begun
 
     def closing(self, usage: TokenUsage, remark: bytes) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import orjson
 from starlette.requests import Request
@@ -13,12 +14,14 @@ from starlette.types import Scope, Send
 from tandem.core.errors import UnsupportedParameterError
 from tandem.router.api.frontend import Frontend
 from tandem.router.api.http.body_parser import read_json
+from tandem.router.api.http.chat_parts import deltas, has_call
 from tandem.router.api.http.errors import MESSAGES_PATH
-from tandem.router.api.http.messages.blocks import ToolResultBlock, ToolUseBlock
 from tandem.router.api.http.messages.conversation import chat_messages, rendering_of
 from tandem.router.api.http.messages.events import PING, MessageWriter
-from tandem.router.api.http.messages.objects import MessageEnd, content_of, message_object
-from tandem.router.api.http.messages.schemas import CountTokensRequest, MessagesRequest, OutputConfig, without_neutral
+from tandem.router.api.http.messages.objects import REASONING, MessageEnd, content_of, message_object
+from tandem.router.api.http.messages.schemas import CountTokensRequest, MessagesRequest, without_neutral
+from tandem.router.api.http.messages.thinking import effort_of, shows_thoughts
+from tandem.router.api.http.messages.tools import tool_use
 from tandem.router.api.http.middleware import (
     Endpoint,
     arrived_s_of,
@@ -80,10 +83,7 @@ class _MessagesApi:
     async def count_tokens(self, request: Request) -> Response:
         frontend = self._frontend
         body = await read_json(request, frontend.settings.max_body_bytes, CountTokensRequest, without_neutral)
-        _check_joined(body)
-        model = frontend.models.find(body.model)
-        tokens = await frontend.reader.encode_chat(model, chat_messages(body), rendering_of(body))
-        return json_response({"input_tokens": len(tokens)})
+        return json_response({"input_tokens": await frontend.reader.count_tokens(_chat(body))})
 
 
 class MessageReply(AnswerReply):
@@ -116,13 +116,16 @@ class MessageReply(AnswerReply):
             wants_route=wants_route,
         )
         self._is_cut = works[0].sampling.max_tokens < body.max_tokens
+        self._shows_thoughts = shows_thoughts(body)
 
     def _names(self) -> dict[str, str]:
         return {"request-id": self._frame.id, **super()._names()}
 
     async def _stream(self, answer: ResponseStream, send: Send) -> None:
-        frame = self._frame
-        self._events = MessageWriter(frame.id, frame.model, lambda: answer.usage, is_cut=self._is_cut)
+        message, model = self._frame.id, self._frame.model
+        self._events = MessageWriter(
+            message, model, lambda: answer.usage, is_cut=self._is_cut, shows_thoughts=self._shows_thoughts
+        )
         pinging = asyncio.create_task(self._ping(answer, send))
         try:
             await super()._stream(answer, send)
@@ -153,8 +156,10 @@ class MessageReply(AnswerReply):
         if self._wants_timing:
             headers[TIMING_HEADER] = orjson.dumps(answer.timing()).decode()
         (choice,) = whole.choices(1)
-        content = content_of({"content": choice.text})
-        end = MessageEnd(finish=choice.finish, stop=choice.stop, is_cut=self._is_cut)
+        said = [{"content": choice.text}] if choice.parts is None else deltas(choice.parts, REASONING)
+        content = content_of(said, shows_thoughts=self._shows_thoughts)
+        calls = has_call(choice.parts)
+        end = MessageEnd(finish=choice.finish, stop=choice.stop, is_cut=self._is_cut, calls_tools=calls)
         body = message_object(self._frame.id, self._frame.model, content, end, answer.usage)
         self._has_started = True
         response = Response(orjson.dumps(body), headers=headers, media_type="application/json")
@@ -162,35 +167,29 @@ class MessageReply(AnswerReply):
 
 
 def _ask(body: MessagesRequest) -> GenerationRequest:
-    """The chat that it asks for. Its answer is at most `max_tokens` long and ends with the context of the model, as
-    clients ask for as much as the largest of Anthropic's models writes."""
-    _check_joined(body)
+    """The chat that a request asks for. Its answer is at most `max_tokens` long and ends with the context of the model,
+    as clients ask for as much as the largest of Anthropic's models writes."""
     given = {name: getattr(body, name) for name in _SAMPLING_FIELDS}
-    return GenerationRequest(
-        api="messages",
-        served_model=body.model,
-        messages=chat_messages(body),
+    return replace(
+        _chat(body),
         options={name: value for name, value in given.items() if value is not None},
         stop=tuple(body.stop_sequences or ()),
         is_whole=not body.stream,
         default_max_tokens=body.max_tokens,
-        rendering=rendering_of(body),
     )
 
 
-def _check_joined(body: CountTokensRequest) -> None:
-    """Refuse by name the parameters that chats do not have yet."""
-    wanted = {
-        "tools": bool(body.tools),
-        "thinking": body.thinking is not None and body.thinking.type != "disabled",
-        "output_config": body.output_config not in (None, OutputConfig()),
-        "messages": any(
-            isinstance(block, ToolUseBlock | ToolResultBlock)
-            for message in body.messages
-            for block in (message.content if isinstance(message.content, list) else ())
-        ),
-    }
-    for name, is_wanted in wanted.items():
-        if is_wanted:
-            what = "a call of a tool in messages" if name == "messages" else name
-            raise UnsupportedParameterError(f"{what} is not supported yet", todo="leave it out", param=name)
+def _chat(body: CountTokensRequest) -> GenerationRequest:
+    """The fields of the same chat that its prompt is made of."""
+    if body.output_config is not None and body.output_config.format is not None:
+        what, param = "output_config.format is not supported yet", "output_config.format"
+        raise UnsupportedParameterError(what, todo="leave it out", param=param)
+    use = tool_use(body.tools or (), body.tool_choice)
+    return GenerationRequest(
+        api="messages",
+        served_model=body.model,
+        messages=chat_messages(body),
+        rendering=replace(rendering_of(body), tools=use.tools if use is not None else ()),
+        tools=use,
+        effort=effort_of(body),
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,11 @@ from pydantic_core import from_json
 from tandem.core.state_enums import FinishReason
 from tandem.router.api.http.messages.signatures import signature_of
 from tandem.router.serving.response_stream import TokenUsage
+
+ChatDelta = Mapping[str, Any]
+"""A piece of a chat's answer: any of `content`, `reasoning_content` and `tool_calls`, as OpenAI streams them."""
+REASONING = ("reasoning_content",)
+"""The names of the field with the thought in such a piece."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,20 +64,36 @@ def message_object(
     }
 
 
-def content_of(answer: Mapping[str, Any], *, shows_thoughts: bool = True) -> list[dict[str, Any]]:
-    """The blocks of a chat's answer: its thought, its text and its calls of tools."""
+def content_of(deltas: Iterable[ChatDelta], *, shows_thoughts: bool = True) -> list[dict[str, Any]]:
+    """The blocks of a chat's answer, in the order in which they were written."""
     blocks: list[dict[str, Any]] = []
-    if thought := answer.get("reasoning_content"):
-        signature = signature_of(thought, is_shown=shows_thoughts)
-        blocks.append({"type": "thinking", "thinking": thought if shows_thoughts else "", "signature": signature})
-    if answer.get("content"):
-        blocks.append({"type": "text", "text": answer["content"]})
-    return blocks + [_tool_use(call) for call in answer.get("tool_calls") or ()]
+    for delta in deltas:
+        if thought := delta.get("reasoning_content"):
+            _join(blocks, "thinking", "thinking", thought)
+        if text := delta.get("content"):
+            _join(blocks, "text", "text", text)
+        for call in delta.get("tool_calls") or ():
+            if "id" in call:
+                blocks.append({"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": ""})
+            blocks[-1]["input"] += call["function"]["arguments"]
+    return [_ended(block, shows_thoughts=shows_thoughts) for block in blocks]
 
 
-def _tool_use(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    return {"type": "tool_use", "id": call["id"], "name": function["name"], "input": input_of(function["arguments"])}
+def _join(blocks: list[dict[str, Any]], kind: str, field: str, text: str) -> None:
+    if blocks and blocks[-1]["type"] == kind:
+        blocks[-1][field] += text
+    else:
+        blocks.append({"type": kind, field: text})
+
+
+def _ended(block: dict[str, Any], *, shows_thoughts: bool) -> dict[str, Any]:
+    if block["type"] == "tool_use":
+        return {**block, "input": input_of(block["input"])}
+    if block["type"] == "text":
+        return block
+    thought = block["thinking"]
+    signature = signature_of(thought, is_shown=shows_thoughts)
+    return {**block, "thinking": thought if shows_thoughts else "", "signature": signature}
 
 
 def input_of(arguments: str) -> dict[str, Any]:

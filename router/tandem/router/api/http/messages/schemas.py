@@ -12,12 +12,12 @@ from tandem.router.api.http.messages.blocks import Block, CacheControl, TextBloc
 from tandem.router.api.http.responses.items import LIST, TEXT_OR_LIST, Text
 from tandem.router.api.http.schemas import MAX_PARTS, Int, Name
 from tandem.router.api.http.strict_models import FIRST_ERROR, Strict
+from tandem.router.api.http.tool_fields import MAX_DESCRIPTION
 from tandem.router.error_quoting import quoted
 from tandem.router.serving.request_parser import MAX_MESSAGES, MAX_STOP_CHARS, MAX_STOPS
 
 MAX_TOOLS = 512
-MAX_DESCRIPTION = 1 << 16
-"""Characters of a tool's description."""
+"""Clients offer those of all servers that they are connected to."""
 _NOTHING: tuple[Any, ...] = (None, [], {}, "", False)
 _KEPT_THOUGHTS = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 

@@ -2,51 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tandem.core.errors import InvalidRequestError
 from tandem.router.api.http.messages.schemas import ToolChoiceParam, ToolParam
+from tandem.router.api.http.tool_fields import (
+    Function,
+    FunctionReference,
+    NamedChoice,
+    Tool,
+    ToolChoice,
+    tool_use_of,
+    tools_of,
+)
+from tandem.router.error_quoting import quoted
+from tandem.router.output_formats.choice import ToolUse
 
-_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_CHOICES: Mapping[str, ToolChoice] = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def chat_tools(tools: Sequence[ToolParam]) -> list[dict[str, Any]]:
-    """The `tools` of a chat. Nothing of Anthropic's cache is in them, so a breakpoint that moves changes no prompt."""
-    return [{"type": "function", "function": _function(tool)} for tool in tools]
+def chat_tools(tools: Sequence[ToolParam]) -> tuple[Mapping[str, Any], ...]:
+    """Tools as chat templates read them; InvalidRequestError for schemas that are too large, and for equal names.
+    Nothing of Anthropic's cache is in them, so a breakpoint that moves changes no prompt."""
+    return tools_of([Tool(type="function", function=_function(tool)) for tool in tools])
 
 
-def chat_tool_choice(choice: ToolChoiceParam | None, tools: Sequence[ToolParam]) -> dict[str, Any]:
-    """The fields of a chat that say which tools are called: `tool_choice` and `parallel_tool_calls`, where given.
-
-    InvalidRequestError for the choice of a tool that there is not.
-    """
+def tool_use(tools: Sequence[ToolParam], choice: ToolChoiceParam | None) -> ToolUse | None:
+    """How the answer may call `tools`; None = not at all. InvalidRequestError for a choice that there is not."""
     if choice is None:
-        return {}
-    _check(choice, tools)
-    named = {"type": "function", "function": {"name": choice.name}}
-    fields: dict[str, Any] = {"tool_choice": named if choice.type == "tool" else _CHOICES[choice.type]}
-    if choice.disable_parallel_tool_use:
-        fields["parallel_tool_calls"] = False
-    return fields
-
-
-def _check(choice: ToolChoiceParam, tools: Sequence[ToolParam]) -> None:
+        return tool_use_of(chat_tools(tools), None, is_parallel=True)
     if (choice.type == "tool") != (choice.name is not None):
         why = "the type tool needs it, and no other has it"
         raise InvalidRequestError("tool_choice.name is wrong", why=why, param="tool_choice.name")
-    if choice.type in ("any", "tool") and not tools:
-        what = f"tool_choice is of type {choice.type}"
-        raise InvalidRequestError(what, why="there are no tools", todo="send tools", param="tool_choice.type")
     if choice.name is not None and choice.name not in {tool.name for tool in tools}:
-        what = f"tool_choice.name is {choice.name!r}"
+        what = f"tool_choice.name is {quoted(choice.name)}"
         raise InvalidRequestError(what, why="no tool has that name", param="tool_choice.name")
+    return tool_use_of(chat_tools(tools), _chosen(choice), is_parallel=not choice.disable_parallel_tool_use)
 
 
-def _function(tool: ToolParam) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
-    if tool.description is not None:
-        function["description"] = tool.description
-    if tool.strict is not None:
-        function["strict"] = tool.strict
-    return function
+def _chosen(choice: ToolChoiceParam) -> ToolChoice:
+    if choice.name is None:
+        return _CHOICES[choice.type]
+    return NamedChoice(type="function", function=FunctionReference.model_construct(name=choice.name))
+
+
+def _function(tool: ToolParam) -> Function:
+    """Checked already: names may be longer than OpenAI's."""
+    return Function.model_construct(
+        name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
+    )
