@@ -59,13 +59,16 @@ class Attacker:
         path, name = self.dice.choice((
             ("/v1/chat/completions", "metadata"), ("/v1/chat/completions", "chat_template_kwargs"),
             ("/v1/completions", "prompt"), ("/v1/responses", "metadata"), ("/tokenize", "prompt"),
+            ("/v1/messages", "cache_control"), ("/v1/messages/count_tokens", "system"),
         ))  # fmt: skip
         start = f'{{"model":"{MODEL}","messages":[{{"role":"user","content":"hi"}}],"input":"hi","{name}":'
         return self.post(path, start.encode() + b"[" * levels + b"]" * levels + b"}")
 
     def wide(self) -> str:
         """Very many names."""
-        path = self.dice.choice(("/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize"))
+        path = self.dice.choice((
+            "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/tokenize",
+        ))  # fmt: skip
         size = self.dice.choice((IN_LOOP_BYTES, BODY_BYTES))
         fields: list[str] = []
         while size > 0:
@@ -232,6 +235,9 @@ WRONG = (
     ("/v1/responses", f'{{"model":"{MODEL}","input":[', "{}", "]}"),
     ("/v1/responses", f'{{"model":"{MODEL}","input":"hi","tools":[', "1", "]}"),
     ("/v1/responses", f'{{"model":"{MODEL}","input":"hi","include":[', "{}", "]}"),
+    ("/v1/messages", f'{{"model":"{MODEL}","messages":[{{"role":"user","content":[', "{}", "]}]}"),
+    ("/v1/messages", f'{{"model":"{MODEL}","messages":[{{"role":"user","content":"a"}}],"tools":[', "{}", "]}"),
+    ("/v1/messages/count_tokens", f'{{"model":"{MODEL}","messages":[', "[]", "]}"),
     ("/tokenize", f'{{"model":"{MODEL}","messages":[', "1", "]}"),
 )  # fmt: skip
 """Path, begin, element and end of bodies with one list that has nothing right in it."""

@@ -21,7 +21,7 @@ def test_schemathesis_finds_nothing(tmp_path: Path, redis: PrivateRedis) -> None
         outcome = run(house.url, "--phases", "examples,coverage,fuzzing", "--max-examples", "20", seed=1, timeout_s=250)
         assert outcome.passed, outcome.report
         assert outcome.cases > 100
-        for api in ("chat", "completions", "responses"):  # what is right got through, too
+        for api in ("chat", "completions", "responses", "messages"):  # what is right got through, too
             assert house.metric(f'tandem_requests_total{{api="{api}",outcome="invalid_request"}}') > 0
             assert house.metric(f'tandem_requests_total{{api="{api}",outcome="ok"}}') > 0
             assert house.metric(f'tandem_requests_total{{api="{api}",outcome="internal"}}') == 0

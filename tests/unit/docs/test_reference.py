@@ -39,6 +39,8 @@ from tandem.core.config import (
 from tandem.core.metric_names import CATALOGUE
 from tandem.router.api.http import schemas, tool_fields
 from tandem.router.api.http.batches_api import BatchRequest
+from tandem.router.api.http.messages import blocks
+from tandem.router.api.http.messages import schemas as messages
 from tandem.router.api.http.openapi import UPLOAD
 from tandem.router.api.http.responses.schemas import ResponseRequest
 from tandem.rpc.v1 import inference_pb2 as i
@@ -51,6 +53,9 @@ BODIES: tuple[type[BaseModel], ...] = (
     schemas.ChatRequest, schemas.CompletionRequest, schemas.StreamOptions, schemas.TokenizeRequest,
     schemas.DetokenizeRequest, schemas.Message, ResponseRequest, BatchRequest, tool_fields.Tool, tool_fields.Function,
     tool_fields.AllowedChoice, tool_fields.AllowedTools, tool_fields.ToolCall, tool_fields.CalledFunction,
+    messages.MessagesRequest, messages.ToolParam, messages.ToolChoiceParam, messages.ThinkingParam,
+    messages.OutputConfig, messages.UserMetadata, blocks.TextBlock, blocks.ThinkingBlock,
+    blocks.RedactedThinkingBlock, blocks.ToolUseBlock, blocks.ToolResultBlock,
 )  # fmt: skip
 MESSAGES: tuple[Any, ...] = (
     i.GenerateRequest, i.GenerateSampling, i.ChatMessages, i.ChatMessage, i.TokenizeRequest, i.DetokenizeRequest,

@@ -18,6 +18,8 @@ READ_BY_THE_MODEL = {
     "ItemPart.text", "RefusalPart.refusal", "ThoughtPart.text", "MessageItem.content",
     "CalledFunction.arguments",
     "TokenizeRequest.prompt", "CompletionRequest.prompt", "ResponseRequest.input", "ResponseRequest.instructions",
+    "MessageParam.content", "TextBlock.text", "ThinkingBlock.thinking", "ToolResultBlock.content",
+    "CountTokensRequest.system", "MessagesRequest.system",
 }  # fmt: skip
 """The bytes of a body are their bound, and then the context of the model."""
 CHECKED_LATER = {

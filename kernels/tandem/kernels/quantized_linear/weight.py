@@ -109,8 +109,8 @@ class QuantizedWeight:
         by = None if importance is None else importance.float().contiguous()
         LIBRARY.call((
             work, weight.data_ptr(), numbers.data_ptr(), self.scales.data_ptr(), sums,
-            0 if by is None else by.data_ptr(), self.columns, self.inner, weight.dtype is torch.bfloat16, block_bytes, 0,
-            torch.get_num_threads(),
+            0 if by is None else by.data_ptr(), self.columns, self.inner, weight.dtype is torch.bfloat16, block_bytes,
+            0, torch.get_num_threads(),
         ))  # fmt: skip
 
 

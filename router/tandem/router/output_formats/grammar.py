@@ -35,16 +35,72 @@ def call_grammar(
     return grammar.forced(thinking) if use.is_forced else grammar.free(thinking)
 
 
-class _CallGrammar:
+def behind_reasoning(
+    grammar: str, formats: ModelFormats, tags: Mapping[str, int], thinking: Thinking = "possible"
+) -> str:
+    """`grammar`, Lark or a JSON document of llguidance, of what stands behind the reasoning of an answer."""
+    if formats.reasoning is None or (thinking == "over" and formats.tools is not HARMONY):
+        return grammar
+    document = json.loads(grammar) if grammar.startswith("{") else {"grammars": [{"lark_grammar": grammar}]}
+    first, *others = document["grammars"]
+    start = _Rules(formats.tools, formats.reasoning, tags).behind(thinking, "@answer")
+    return json.dumps({"grammars": [{"lark_grammar": start}, {**first, "name": "answer"}, *others]}, ensure_ascii=False)
+
+
+class _Rules:
     """Rules of one grammar, as they are made."""
+
+    def __init__(self, form: ToolFormat | None, reasoning: ReasoningFormat | None, tags: Mapping[str, int]) -> None:
+        self._is_harmony, self._reasoning, self._tags = form is HARMONY, reasoning, tags
+        known = map(re.escape, sorted(tags, key=len, reverse=True))
+        self._split = re.compile("(" + "|".join((*known, r"\$name", r"\$arguments")) + ")")
+        self._rules = [f"TEXT: {_TEXT}", f"BLANKS: {_BLANKS}"]
+
+    def behind(self, thinking: Thinking, rest: str) -> str:
+        """Reasoning, then `rest`, in the message that harmony has for what users read."""
+        final = self._terms(f"{CHANNEL}final{MESSAGE}") if self._is_harmony else ""
+        return self._text(f"{self._reasoning_before(thinking)} {final} {rest}")
+
+    def _text(self, start: str) -> str:
+        return "\n".join([f"start: {start.strip()}", *self._rules, ""])
+
+    def _reasoning_before(self, thinking: Thinking) -> str:
+        if self._is_harmony:
+            message, after = self._terms(f"{CHANNEL}analysis{MESSAGE}"), self._terms(f"{START}assistant")
+            return f"({message} {self._until('<|end|>')} {after})?"
+        if self._reasoning is None or not self._reasoning.begin or thinking == "over":
+            return ""
+        end = f"{self._until(self._reasoning.end)} BLANKS"
+        return end if thinking == "begun" else f"({self._terms(self._reasoning.begin)} {end})?"
+
+    def _until(self, tag: str) -> str:
+        """Any text up to `tag`, and the tag."""
+        if tag in self._tags:
+            return f"TEXT {self._terms(tag)}"
+        rule = f"until_{len(self._rules)}"
+        self._rules.append(f"{rule}[lazy]: TEXT {json.dumps(tag)}")
+        return rule
+
+    def _terms(self, text: str, name: str = "", arguments: str = "") -> str:
+        """`text` in the grammar: tags that are tokens as such, all else as it is written."""
+        return " ".join(self._term(part, name, arguments) for part in self._split.split(text) if part)
+
+    def _term(self, part: str, name: str, arguments: str) -> str:
+        if part in self._tags:
+            return f"<[{self._tags[part]}]>"
+        if part == "$arguments":
+            return arguments
+        return json.dumps(name if part == "$name" else part, ensure_ascii=False)
+
+
+class _CallGrammar(_Rules):
+    """Rules of a grammar of calls."""
 
     def __init__(
         self, form: ToolFormat, reasoning: ReasoningFormat | None, use: ToolUse, tags: Mapping[str, int]
     ) -> None:
-        self._form, self._reasoning, self._use, self._tags = form, reasoning, use, tags
-        known = map(re.escape, sorted(tags, key=len, reverse=True))
-        self._split = re.compile("(" + "|".join((*known, r"\$name", r"\$arguments")) + ")")
-        self._rules = [f"TEXT: {_TEXT}", f"BLANKS: {_BLANKS}"]
+        super().__init__(form, reasoning, tags)
+        self._form, self._use = form, use
 
     def forced(self, thinking: Thinking) -> str:
         """At least one call, and nothing but calls behind reasoning."""
@@ -73,9 +129,6 @@ class _CallGrammar:
         times = "*" if self._use.is_parallel else "?"
         return self._text(f"{self._reasoning_before(thinking)} ({self._until(trigger)} {calls}){times} TEXT")
 
-    def _text(self, start: str) -> str:
-        return "\n".join([f"start: {start.strip()}", *self._rules, ""])
-
     def _add_calls(self, written: str) -> None:
         functions = [tool["function"] for tool in self._use.tools if tool["function"]["name"] in self._use.allowed]
         for place, function in enumerate(functions):
@@ -84,31 +137,3 @@ class _CallGrammar:
             self._rules.append(f"call_{place}: {self._terms(written, str(function['name']), rule)}")
             self._rules += arguments.rules
         self._rules.append("call: " + " | ".join(f"call_{place}" for place in range(len(functions))))
-
-    def _reasoning_before(self, thinking: Thinking) -> str:
-        if self._form is HARMONY:
-            message, after = self._terms(f"{CHANNEL}analysis{MESSAGE}"), self._terms(f"{START}assistant")
-            return f"({message} {self._until('<|end|>')} {after})?"
-        if self._reasoning is None or not self._reasoning.begin or thinking == "over":
-            return ""
-        end = f"{self._until(self._reasoning.end)} BLANKS"
-        return end if thinking == "begun" else f"({self._terms(self._reasoning.begin)} {end})?"
-
-    def _until(self, tag: str) -> str:
-        """Any text up to `tag`, and the tag."""
-        if tag in self._tags:
-            return f"TEXT {self._terms(tag)}"
-        rule = f"until_{len(self._rules)}"
-        self._rules.append(f"{rule}[lazy]: TEXT {json.dumps(tag)}")
-        return rule
-
-    def _terms(self, text: str, name: str = "", arguments: str = "") -> str:
-        """`text` in the grammar: tags that are tokens as such, all else as it is written."""
-        return " ".join(self._term(part, name, arguments) for part in self._split.split(text) if part)
-
-    def _term(self, part: str, name: str, arguments: str) -> str:
-        if part in self._tags:
-            return f"<[{self._tags[part]}]>"
-        if part == "$arguments":
-            return arguments
-        return json.dumps(name if part == "$name" else part, ensure_ascii=False)

@@ -9,12 +9,13 @@ from typing import Any
 from tandem.core.errors import InvalidRequestError, UnsupportedParameterError
 from tandem.core.output_grammar import OutputGrammar
 from tandem.router.dispatch.inflight_request import GenerationRequest
-from tandem.router.output_formats.grammar import Thinking, call_grammar
+from tandem.router.output_formats.grammar import Thinking, behind_reasoning, call_grammar
 from tandem.router.output_formats.parser import ParserSpec
 from tandem.router.output_formats.registry import ModelFormats
 from tandem.router.tokenization.chat_template import Rendering
 from tandem.router.tokenization.tokenizer import Tokenizer
 
+_PARSED_APIS = ("chat", "messages")
 _SWITCHES = ("enable_thinking", "thinking")
 """Variables of chat templates that turn reasoning on or off: Qwen's and others', DeepSeek's."""
 _LEVELS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
@@ -26,14 +27,15 @@ _PROMPT_END_TOKENS = 16
 def with_effort(ask: GenerationRequest, tokenizer: Tokenizer) -> GenerationRequest:
     """`ask` with its reasoning effort as variables of the chat template; those that the client gave itself win.
 
-    UnsupportedParameterError if the template reads none; an effort of "none" asks such a model for nothing.
+    UnsupportedParameterError if the template reads none; an effort of "none" asks such a model for nothing, and
+    messages ask for thoughts where there are any.
     """
     if ask.effort is None:
         return ask
     switches: dict[str, Any] = {name: ask.effort != "none" for name in _SWITCHES if tokenizer.reads(name)}
     if tokenizer.reads("reasoning_effort"):
         switches["reasoning_effort"] = _LEVELS.get(ask.effort, ask.effort)
-    if not switches and ask.effort != "none":
+    if not switches and ask.effort != "none" and ask.api != "messages":
         why = "the model's chat template does not read it"
         what = f"reasoning_effort is {ask.effort}"
         raise UnsupportedParameterError(what, why=why, todo="leave it out", param="reasoning_effort")
@@ -42,16 +44,16 @@ def with_effort(ask: GenerationRequest, tokenizer: Tokenizer) -> GenerationReque
 
 
 def with_call_grammar(ask: GenerationRequest, tokenizer: Tokenizer, formats: ModelFormats) -> GenerationRequest:
-    """`ask` with the grammar of the calls that its answer may, or must, contain; UnsupportedParameterError if the
-    model cannot call tools."""
+    """`ask` with the grammar of the calls that its answer may, or must, contain; one that it has begins behind
+    reasoning. UnsupportedParameterError if the model cannot call tools."""
     if ask.tools is None:
-        return ask
+        return _behind_reasoning(ask, tokenizer, formats)
     if formats.tools is None:
         what, why = "this model cannot call tools", "its chat template has no known format of calls"
         raise UnsupportedParameterError(what, why=why, todo="leave tools out, or name a tool_format", param="tools")
     tags = _tags_of(formats, tokenizer)
     grammar = call_grammar(formats, ask.tools, tags, _thinking(ask.rendering, tokenizer, formats))
-    return ask if grammar is None else _constrained(ask, grammar)
+    return _behind_reasoning(ask, tokenizer, formats) if grammar is None else _constrained(ask, grammar)
 
 
 def _constrained(ask: GenerationRequest, grammar: str) -> GenerationRequest:
@@ -62,6 +64,15 @@ def _constrained(ask: GenerationRequest, grammar: str) -> GenerationRequest:
         todo = f"leave {ask.output_grammar.param} out, or set tool_choice to none"
         raise UnsupportedParameterError(what, why=why, todo=todo, param=ask.output_grammar.param)
     return replace(ask, output_grammar=OutputGrammar(grammar, "tool_choice" if ask.tools.is_forced else "tools"))
+
+
+def _behind_reasoning(ask: GenerationRequest, tokenizer: Tokenizer, formats: ModelFormats) -> GenerationRequest:
+    """`ask` whose grammar, if it has one, holds for what stands behind the reasoning of its answer."""
+    if ask.output_grammar is None or ask.api not in _PARSED_APIS or formats.reasoning is None:
+        return ask
+    thinking = _thinking(ask.rendering, tokenizer, formats)
+    text = behind_reasoning(ask.output_grammar.text, formats, _tags_of(formats, tokenizer), thinking)
+    return replace(ask, output_grammar=replace(ask.output_grammar, text=text))
 
 
 def _thinking(rendering: Rendering, tokenizer: Tokenizer, formats: ModelFormats) -> Thinking:
@@ -88,7 +99,7 @@ def parsing_of(
 ) -> ParserSpec | None:
     """How answers to `prompt` are taken apart; None = they are content alone."""
     tools = formats.tools if ask.tools is not None else None
-    if ask.api != "chat" or (tools is None and formats.reasoning is None):
+    if ask.api not in _PARSED_APIS or (tools is None and formats.reasoning is None):
         return None
     used = replace(formats, tools=tools)
     begin = formats.reasoning.begin if formats.reasoning is not None else ""

@@ -26,6 +26,8 @@ class ChoiceUpdate:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     finish: FinishReason | None = None
+    stop: str | None = None
+    """The stop string that ended the choice, of the last update."""
     echo: Echo | None = None
     """The prompt, which the text begins with."""
     prompt_logprobs: Sequence[TokenLogprob] | None = None
@@ -134,6 +136,7 @@ class Choice:
         if self._parser is not None:
             self._add_parts(self._parser.finish(), update)
         self.finish = update.finish = finish
+        update.stop = self._matcher.found
 
 
 class WholeChoices:
@@ -154,7 +157,7 @@ class WholeChoices:
             whole.offsets += update.offsets
             whole.logprobs += update.logprobs
             whole.text_tokens += update.text_tokens
-            whole.finish = update.finish or whole.finish
+            whole.finish, whole.stop = update.finish or whole.finish, update.stop or whole.stop
             if update.parts is not None:
                 whole.parts = [] if whole.parts is None else whole.parts
                 whole.parts += update.parts

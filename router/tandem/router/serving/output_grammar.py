@@ -199,10 +199,10 @@ _PLACES = (
 def _place(grammar: OutputGrammar, error: str) -> str:
     """Where in the request the reason for an error is, as exactly as it can be told."""
     try:
-        document = orjson.loads(grammar.text)
-        schema = document["grammars"][0]["json_schema"]
-    except (orjson.JSONDecodeError, KeyError):
+        grammars = orjson.loads(grammar.text)["grammars"]
+    except orjson.JSONDecodeError:
         return grammar.param
+    schema = next((one["json_schema"] for one in grammars if one.get("json_schema")), None)
     for pattern, key in _PLACES:
         said = re.search(pattern, error)
         text = "" if said is None else said[1].strip()

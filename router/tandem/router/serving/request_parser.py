@@ -147,6 +147,12 @@ class RequestParser:
             work.echo = await echo_of(prompt, work.prompt, model.tokenizer, "logprobs" in ask.options)
         return works
 
+    async def count_tokens(self, ask: GenerationRequest) -> int:
+        """The number of tokens of a chat's prompt; raises as `read`."""
+        model = self.models.find(ask.served_model)
+        chat = with_call_grammar(with_effort(ask, model.tokenizer), model.tokenizer, model.formats)
+        return len(await self.encode_chat(model, chat.messages or (), chat.rendering))
+
     async def _prepared(self, ask: GenerationRequest, model: TokenizedModel) -> GenerationRequest:
         """With everything in `options` as sampling takes it."""
         more: dict[str, Any] = {}

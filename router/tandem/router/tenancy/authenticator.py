@@ -21,7 +21,7 @@ from tandem.router.error_quoting import quoted
 
 SALT_BYTES = 16
 _KNOWN_SALTS = 4096
-_HOW = "send it as Authorization: Bearer <key>"
+_HOW = "send it as Authorization: Bearer <key>, or as x-api-key: <key>"
 
 
 class Authenticator:

@@ -147,7 +147,13 @@ class StopMatcher:
         self._stops = [_Stop(stop) for stop in stops if stop]
         self._is_included = is_included
         self._held = ""
-        self.is_stopped = False
+        self.found: str | None = None
+        """The stop string that ended the text."""
+
+    @property
+    def is_stopped(self) -> bool:
+        """True once a stop string was found."""
+        return self.found is not None
 
     def add(self, text: str, *, may_stop: bool = True) -> str:
         """The text that is safe to show; empty for good once stopped.
@@ -160,10 +166,10 @@ class StopMatcher:
             return ""
         ends = [(stop, stop.read(text)) for stop in self._stops]
         before, text = len(self._held), self._held + text
-        found = [(before + end - len(stop.text), before + end) for stop, end in ends if end and may_stop]
+        found = [(before + end - len(stop.text), before + end, stop.text) for stop, end in ends if end and may_stop]
         if found:
-            self.is_stopped, self._held = True, ""
-            start, end = min(found)
+            self._held = ""
+            start, end, self.found = min(found)
             return text[:end] if self._is_included else text[:start]
         keep = max(stop.length for stop in self._stops)
         self._held = text[len(text) - keep :]

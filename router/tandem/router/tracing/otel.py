@@ -32,6 +32,7 @@ _OPERATIONS = {
     "chat": ("chat", {"http.request.method": "POST", "http.route": "/v1/chat/completions"}),
     "completions": ("text_completion", {"http.request.method": "POST", "http.route": "/v1/completions"}),
     "responses": ("chat", {"http.request.method": "POST", "http.route": "/v1/responses"}),
+    "messages": ("chat", {"http.request.method": "POST", "http.route": "/v1/messages"}),
     "grpc": (
         "text_completion",
         {"rpc.system": "grpc", "rpc.service": "tandem.rpc.v1.Inference", "rpc.method": "Generate"},

@@ -1,4 +1,4 @@
-"""The public HTTP application: routes, and the promise that every answer with an error is an OpenAI error object."""
+"""The public HTTP application: routes, and the promise that every answer with an error is an error object."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from tandem.router.api.http import schemas
 from tandem.router.api.http.body_parser import M, Simplify, read_json
 from tandem.router.api.http.chat_parts import reasoning_fields
 from tandem.router.api.http.errors import error_response
+from tandem.router.api.http.messages.handlers import add_messages
 from tandem.router.api.http.middleware import (
     Endpoint,
     arrived_s_of,
@@ -59,6 +60,7 @@ def create_app(frontend: Frontend) -> FastAPI:
     api = _Api(frontend)
     app.add_hot_route("/v1/chat/completions", counted(frontend, "chat", api.chat))
     app.add_hot_route("/v1/completions", counted(frontend, "completions", api.completions))
+    add_messages(app.add_hot_route, frontend)
     app.add_route("/tokenize", counted(frontend, "tokenize", api.tokenize), methods=["POST"])
     app.add_route("/detokenize", counted(frontend, "detokenize", api.detokenize), methods=["POST"])
     app.add_route("/v1/models", guarded(api.models), methods=["GET"])
@@ -231,4 +233,4 @@ async def _http_error(request: Request, error: Exception) -> Response:
     else:
         unknown = InvalidRequestError(f"nothing is served at {shortened(path)}", todo="start with /v1/models")
         failure = absent(path) or unknown
-    return error_response(failure, status, headers)
+    return error_response(failure, status, headers, path=path)

@@ -1,4 +1,7 @@
-"""Errors as OpenAI clients expect them: one nested object, the same in responses and inside streams."""
+"""Errors as clients expect them: one nested object, the same in responses and inside streams.
+
+Paths of the Messages API have Anthropic's shape, all others OpenAI's.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from pydantic import ValidationError
 from starlette.responses import Response
 
 from tandem.core.errors import STATUS, InvalidRequestError, TandemError
+from tandem.core.ids import new_request_id
 from tandem.router.error_quoting import quoted, shortened
 
 RETRY_AFTER_S = 1
@@ -22,6 +26,11 @@ _SHAPES = {
 """Allowed values of fields that take several types; pydantic would name one of them."""
 _TYPES = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error",
+}  # fmt: skip
+MESSAGES_PATH = "/v1/messages"
+_ANTHROPIC_TYPES = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 409: "conflict_error",
+    413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error",
 }  # fmt: skip
 _RETRIED = (408, 409, 429)
 """Statuses that the OpenAI SDK retries by itself, beside 500 and above."""
@@ -40,13 +49,31 @@ def error_object(error: TandemError, status: int | None = None) -> dict[str, Any
     return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
 
 
-def error_response(error: TandemError, status: int | None = None, headers: Mapping[str, str] | None = None) -> Response:
-    """The whole response, with Retry-After where waiting helps, and for the OpenAI SDK whether to try again at all."""
+def is_anthropic(path: str) -> bool:
+    """True if clients of `path` read Anthropic's shapes."""
+    return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
+
+
+def anthropic_error_object(error: TandemError, status: int, request: str) -> dict[str, Any]:
+    """`{"type": "error", "error": {type, message}, "request_id"}`."""
+    kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if 400 <= status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": request}
+
+
+def error_response(
+    error: TandemError, status: int | None = None, headers: Mapping[str, str] | None = None, *, path: str = ""
+) -> Response:
+    """The whole response to a request for `path`, with Retry-After where waiting helps, and for the SDKs of OpenAI and
+    Anthropic whether to try again at all."""
     status = http_status(error) if status is None else status
     extra = dict(headers or {}) | retry_headers(error, status)
     if status == 401:
         extra.setdefault("www-authenticate", "Bearer")
-    return Response(error_body(error, status), status_code=status, headers=extra, media_type="application/json")
+    body = error_body(error, status)
+    if is_anthropic(path):
+        request = extra["request-id"] = extra.get("x-request-id") or new_request_id("req")
+        body = orjson.dumps(anthropic_error_object(error, status, request))
+    return Response(body, status_code=status, headers=extra, media_type="application/json")
 
 
 def error_body(error: TandemError, status: int) -> bytes:
@@ -63,8 +90,11 @@ def retry_headers(error: TandemError, status: int) -> dict[str, str]:
     return {"x-should-retry": "false"} if status >= 500 or status in _RETRIED else {}
 
 
-def error_event(error: TandemError) -> bytes:
-    """The last event of a stream that failed."""
+def error_event(error: TandemError, path: str, request: str) -> bytes:
+    """The last event of a stream of `path` that failed; `request` is the answer's id."""
+    if is_anthropic(path):
+        body = anthropic_error_object(error, http_status(error), request)
+        return b"event: error\ndata: " + orjson.dumps(body) + b"\n\n"
     return b"data: " + orjson.dumps(error_object(error)) + b"\n\n"
 
 

@@ -46,11 +46,11 @@ def counted(frontend: Frontend, api: str, endpoint: Endpoint) -> Endpoint:
         except TandemError as error:
             frontend.refused(api, error, call)
             closing = {"connection": "close"} if error.code == "request_too_large" else {}
-            return error_response(error, headers={**closing, **names})
+            return error_response(error, headers={**closing, **names}, path=request.scope["path"])
         except Exception as error:  # noqa: BLE001 - a bug must reach the client as an error object
             failure = _bug(error)
             frontend.refused(api, failure, call)
-            return error_response(failure, headers=names)
+            return error_response(failure, headers=names, path=request.scope["path"])
 
     return run
 
@@ -94,15 +94,23 @@ class AuthMiddleware:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             wanted = api_keys.Scope.METRICS if scope["path"] == _METRICS else api_keys.Scope.INFER
             try:
-                caller = self._gate.admit(_header(scope, b"authorization"), wanted)
+                caller = self._gate.admit(_key(scope), wanted)
                 if not caller.key_id:
                     self._gate.check_name(_header(scope, b"host"))
             except TandemError as error:
                 self._on_refused(error)
-                await error_response(error)(scope, receive, send)
+                await error_response(error, path=scope["path"])(scope, receive, send)
                 return
             scope[TENANT], scope[CALLER] = caller.tenant, caller
         await self._app(scope, receive, send)
+
+
+def _key(scope: Any) -> str | None:
+    """The value of Authorization; where there is none, the same of Anthropic's header for a key."""
+    given = _header(scope, b"authorization")
+    if given is None and (key := _header(scope, b"x-api-key")) is not None:
+        return f"Bearer {key}"
+    return given
 
 
 def _header(scope: Any, wanted: bytes) -> str | None:
@@ -154,7 +162,7 @@ class ShutdownMiddleware:
         error = stopping_error()
         self._on_refused(error)
         await self._hear_out(scope, receive)
-        await error_response(error, headers=_CLOSE)(scope, receive, send)
+        await error_response(error, headers=_CLOSE, path=scope["path"])(scope, receive, send)
 
     async def _hear_out(self, scope: Scope, receive: Receive) -> None:
         """Take the request's body and drop it, for some seconds at most: a connection closed before its end is reset,

@@ -19,6 +19,8 @@ from tandem.router.api.http import response_models as d
 from tandem.router.api.http import schemas
 from tandem.router.api.http.batches_api import BatchRequest
 from tandem.router.api.http.files_api import LEAST_EXPIRY_S, LONGEST_EXPIRY_S
+from tandem.router.api.http.messages import response_models as m
+from tandem.router.api.http.messages import schemas as messages
 from tandem.router.api.http.middleware import OPEN_PATHS, SLO_HEADER, TIMEOUT_HEADER
 from tandem.router.api.http.responses import schemas as responses
 
@@ -40,6 +42,11 @@ _WHY = {
     503: "No worker can take it now; `Retry-After` says when to try again.",
     504: "The deadline passed: the request's own, or `router.request_timeout_s`.",
 }
+_KEYS = {
+    "key": {"type": "http", "scheme": "bearer"},
+    "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
+"""The headers that an API key may come in."""
 _BOUNDS: dict[str, dict[str, Any]] = {
     "temperature": {"minimum": 0, "maximum": 2},
     "top_p": {"exclusiveMinimum": 0, "maximum": 1},
@@ -82,10 +89,10 @@ UPLOAD: dict[str, Any] = {
 class Operation:
     """One path with one method. `neutral`: parameters that are known, and the values of them that ask for nothing.
 
-    `event`: what is in an event of the answer where it is streamed. `query`: schemas of query parameters. `form`: the
-    body is this form, not JSON. `plain`: media type of an answer that is no JSON. `errors`: those that do not follow
-    from the rest. `leads`: by the name of another operation, its parameter that the `id` of this one's answer is for.
-    `examples`: bodies by what they show, without their `model`.
+    `event`: what is in an event of the answer where it is streamed. `error`: the shape of its errors. `query`: schemas
+    of query parameters. `form`: the body is this form, not JSON. `plain`: media type of an answer that is no JSON.
+    `errors`: those that do not follow from the rest. `leads`: by the name of another operation, its parameter that the
+    `id` of this one's answer is for. `examples`: bodies by what they show, without their `model`.
     """
 
     method: str
@@ -98,6 +105,7 @@ class Operation:
     answer: type[BaseModel] | None = None
     plain: str = ""
     event: type[BaseModel] | None = None
+    error: type[BaseModel] = d.Error
     errors: tuple[int, ...] = ()
     neutral: Mapping[str, tuple[Any, ...]] | None = None
     query: Mapping[str, Mapping[str, Any]] | None = None
@@ -150,6 +158,15 @@ OPERATIONS = (
         body=schemas.CompletionRequest, answer=d.Completion, event=d.CompletionChunk,
         neutral=schemas.NEUTRAL_COMPLETION,
         examples=_examples({"logprobs": 2, "return_token_ids": True}, prompt="Once upon a time", max_tokens=16),
+    ),
+    Operation(
+        "post", "/v1/messages", "createMessage", "A message that answers a conversation, whole or streamed",
+        body=messages.MessagesRequest, answer=m.MessageObject, event=m.MessageEvent, error=m.AnthropicError,
+        neutral=messages.NEUTRAL, examples=_examples(messages=[_HELLO], max_tokens=16),
+    ),
+    Operation(
+        "post", "/v1/messages/count_tokens", "countTokens", "The number of tokens of a conversation",
+        body=messages.CountTokensRequest, answer=m.TokenCount, error=m.AnthropicError, neutral=messages.NEUTRAL,
     ),
     Operation(
         "post", "/tokenize", "tokenize", "Token ids of a text or a chat", body=schemas.TokenizeRequest, answer=d.Tokens
@@ -217,7 +234,7 @@ def document(
     `slo_classes` are what requests may name.
     """
     operations = {one.name: one for one in OPERATIONS if one.path in served_paths}
-    used = {model for one in operations.values() for model in (d.Error, one.body, one.answer, one.event) if model}
+    used = {model for one in operations.values() for model in (one.error, one.body, one.answer, one.event) if model}
     _, definitions = models_json_schema(
         [(model, "validation") for model in sorted(used, key=lambda model: model.__name__)],
         ref_template="#/components/schemas/{model}",
@@ -242,9 +259,9 @@ def document(
     return {
         "openapi": "3.1.0",
         "info": about,
-        "security": [{"key": []}, {}],  # a cluster without any key needs none
+        "security": [{"key": []}, {"x-api-key": []}, {}],  # a cluster without any key needs none
         "paths": paths,
-        "components": {"schemas": components, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "components": {"schemas": components, "securitySchemes": _KEYS},
     }
 
 
@@ -268,7 +285,7 @@ def _name_models(schema: dict[str, Any], served_names: Sequence[str]) -> None:
 
 def _operation(one: Operation, names: Mapping[str, Operation], slo_classes: Sequence[str]) -> dict[str, Any]:
     answers: dict[str, Any] = {
-        str(status): {"description": _WHY[status], "content": {_JSON: {"schema": _ref(d.Error)}}}
+        str(status): {"description": _WHY[status], "content": {_JSON: {"schema": _ref(one.error)}}}
         for status in one.statuses
     }
     content = _content(one)
@@ -318,13 +335,14 @@ def _content(one: Operation) -> dict[str, Any]:
         return {_JSON: {"schema": {"type": "object"}}}
     content: dict[str, Any] = {_JSON: {"schema": _ref(one.answer)}}
     if one.event is not None:
-        content[_EVENTS] = {"itemSchema": _event(one.event)}
+        content[_EVENTS] = {"itemSchema": _event(one.event, one.error)}
     return content
 
 
-def _event(model: type[BaseModel]) -> dict[str, Any]:
-    """A server-sent event. Streams of chunks end with [DONE], whatever came before; those of responses do not."""
-    content = {"anyOf": [_ref(model), _ref(d.Error)]}
+def _event(model: type[BaseModel], error: type[BaseModel]) -> dict[str, Any]:
+    """A server-sent event. Streams of chunks end with [DONE], whatever came before; those of responses and of messages
+    do not."""
+    content = {"anyOf": [_ref(model), _ref(error)]}
     data = {"type": "string", "contentMediaType": _JSON, "contentSchema": content}
     return {
         "type": "object",

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 from starlette.responses import Response
@@ -68,6 +68,16 @@ def _tier(frame: ResponseFrame) -> dict[str, str]:
     return {"service_tier": "default"} if frame.names_tier else {}
 
 
+class UpdateWriter(Protocol):
+    """Writes the server-sent events of one answer, of any API."""
+
+    def write(self, update: ChoiceUpdate, usage: TokenUsage | None = None) -> bytes:
+        """The events of one update; b"" if there is nothing to show yet. `usage` so far goes with them if given."""
+
+    def closing(self, usage: TokenUsage, remark: bytes) -> bytes:
+        """The events behind the last update, with a comment among them."""
+
+
 class ChunkWriter:
     """Server-sent events of one answer. Only the text is encoded for each chunk; the rest is prepared once."""
 
@@ -101,8 +111,12 @@ class ChunkWriter:
         self._is_open[update.index] = True
         return self._chat(update, is_first) if self._frame.is_chat else self._completion(update, is_first)
 
-    def usage(self, usage: TokenUsage) -> bytes:
-        return b"data: " + self._head + b',"choices":[],"usage":' + orjson.dumps(usage_object(usage)) + b"}\n\n"
+    def closing(self, usage: TokenUsage, remark: bytes) -> bytes:
+        """The events behind the last update, with a comment among them."""
+        end = remark + b"data: [DONE]\n\n"
+        if not self._frame.wants_usage:
+            return end
+        return b"data: " + self._head + b',"choices":[],"usage":' + orjson.dumps(usage_object(usage)) + b"}\n\n" + end
 
     def _chat(self, update: ChoiceUpdate, is_first: bool) -> bytes:
         events = b""
@@ -293,8 +307,7 @@ class AnswerReply(Response):
         answer.cancel(CancelledError("the client closed the connection"))
 
     async def _stream(self, answer: ResponseStream, send: Send) -> None:
-        writer = ChunkWriter(self._frame, answer.choice_count, self._logprobs)
-        end = b""
+        writer, end = self._writer(answer), b""
         while (updates := await answer.next()) is not None:
             usage = answer.usage if self._frame.wants_running_usage else None
             if any(update.prompt_logprobs or len(update.logprobs) > MANY_LOGPROBS for update in updates):
@@ -314,11 +327,13 @@ class AnswerReply(Response):
                 await answer.follow(pouring.show)
                 end = pouring.end
         await self._start(answer, send)
-        if self._frame.wants_usage:
-            end += writer.usage(answer.usage)
-        if self._wants_timing:
-            end += b": tandem-timing " + orjson.dumps(answer.timing()) + b"\n\n"
-        await send({"type": "http.response.body", "body": end + b"data: [DONE]\n\n", "more_body": False})
+        timing = b": tandem-timing " + orjson.dumps(answer.timing()) + b"\n\n" if self._wants_timing else b""
+        end += writer.closing(answer.usage, timing)
+        await send({"type": "http.response.body", "body": end, "more_body": False})
+
+    def _writer(self, answer: ResponseStream) -> UpdateWriter:
+        """Make the writer of the events of a stream."""
+        return ChunkWriter(self._frame, answer.choice_count, self._logprobs)
 
     async def _whole(self, answer: ResponseStream, scope: Scope, send: Send) -> None:
         whole = WholeAnswer(self._frame, answer.choice_count, self._logprobs)
@@ -336,7 +351,7 @@ class AnswerReply(Response):
                 fresh_bytes = 0
                 await asyncio.sleep(0)  # other streams go on meanwhile
         response = Response(b"".join(pieces), headers=headers, media_type="application/json")
-        await response(scope, _no_message, send)
+        await response(scope, no_message, send)
 
     def _head_of(self, answer: ResponseStream) -> dict[str, str]:
         headers = self._names()
@@ -360,17 +375,18 @@ class AnswerReply(Response):
         if self._is_gone:
             return
         if not self._has_started:
-            response = error_response(error, headers=self._names())
-            await response(scope, _no_message, send)
+            response = error_response(error, headers=self._names(), path=scope["path"])
+            await response(scope, no_message, send)
         elif self._is_stream:
-            await send({"type": "http.response.body", "body": error_event(error), "more_body": False})
+            event = error_event(error, scope["path"], self._frame.id)
+            await send({"type": "http.response.body", "body": event, "more_body": False})
 
 
 class _Pouring:
     """Writes events in the turn in which their tokens came, as long as the client takes them. Those of the last tokens
     are left in `end`."""
 
-    def __init__(self, answer: ResponseStream, writer: ChunkWriter, line: StraightLine, has_usage: bool) -> None:
+    def __init__(self, answer: ResponseStream, writer: UpdateWriter, line: StraightLine, has_usage: bool) -> None:
         self._answer, self._writer, self._line, self._has_usage = answer, writer, line, has_usage
         self.end = b""
 
@@ -389,7 +405,7 @@ class _Pouring:
         return True
 
 
-def _events(writer: ChunkWriter, updates: Sequence[ChoiceUpdate], usage: TokenUsage | None) -> bytes:
+def _events(writer: UpdateWriter, updates: Sequence[ChoiceUpdate], usage: TokenUsage | None) -> bytes:
     if len(updates) == 1:  # as nearly always
         return writer.write(updates[0], usage)
     return b"".join([writer.write(update, usage) for update in updates])
@@ -400,5 +416,5 @@ def _bug(error: Exception, request: str) -> InternalError:
     return InternalError("the router failed", why=type(error).__name__, todo="report this")
 
 
-async def _no_message() -> dict[str, str]:
+async def no_message() -> dict[str, str]:
     return {"type": "http.disconnect"}

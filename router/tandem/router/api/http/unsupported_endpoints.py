@@ -24,7 +24,7 @@ _ABSENT = {
     "/v1/containers": "containers",
     "/v1/edits": "edits",
     "/v1/engines": "engines",
-    "/v1/messages": "messages API",
+    "/v1/messages/batches": "batches of messages",
     "/v1/rerank": "reranking",
     "/v2/rerank": "reranking",
     "/rerank": "reranking",

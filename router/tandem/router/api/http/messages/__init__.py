@@ -1,0 +1,1 @@
+"""Anthropic's Messages API: its requests become chats, answers of chats become its messages and events."""
