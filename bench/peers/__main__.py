@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.load import TimedAnswer
 from bench.peers import cases, results
 from bench.peers.cases import CASES, Figures
 from bench.peers.systems import FORMATS, LLAMA, LLAMA_BUILT, MISSING, TANDEM, served, servers
@@ -62,8 +63,7 @@ class Turns:
             with served(name, words, self._file, self._format, tokens) as api:
                 asyncio.run(cases.warm(api, tokens))
                 for case in self._arguments.cases:
-                    answers = asyncio.run(cases.measure(api, CASES[case], turn, tokens))
-                    self.figures[case].setdefault(name, Figures()).add(answers, tokens)
+                    self._add(name, case, asyncio.run(cases.measure(api, CASES[case], turn, tokens)))
 
     def _compute(self, name: str, turn: int) -> None:
         from bench.peers import in_process
@@ -71,8 +71,13 @@ class Turns:
         self._models[name] = self._models[name] or in_process.load(self._file, TRANSFORMERS[name])
         for case in self._arguments.cases:
             if CASES[case].clients == 1 and not CASES[case].shared_tokens:
-                answers = in_process.measure(self._models[name], CASES[case], turn, self._arguments.tokens)
-                self.figures[case].setdefault(name, Figures()).add(answers, self._arguments.tokens)
+                self._add(name, case, in_process.measure(self._models[name], CASES[case], turn, self._arguments.tokens))
+
+    def _add(self, name: str, case: str, answers: Sequence[TimedAnswer]) -> None:
+        figures = self.figures[case].setdefault(name, Figures())
+        figures.add(answers, self._arguments.tokens)
+        medians = ", ".join(f"{metric} {value:.1f} {unit}" for metric, (value, unit) in figures.medians().items())
+        print(f"  {name}, {case}: {medians}", flush=True)
 
     def rows(self, label: str) -> list[Row]:
         """Rows of all cases; a case's name begins with `label`."""
