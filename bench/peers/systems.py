@@ -40,7 +40,7 @@ class Format:
 
 FORMATS = {
     "bf16": Format("BF16", "none"), "int8": Format("Q8_0", "int8"), "w8a8": Format("Q8_0", "w8a8"),
-    "int4": Format("Q4_1", "int4"),
+    "int4": Format("Q4_1", "int4"), "f16": Format("F16", "none"), "int4-q4_0": Format("Q4_0", "int4"),
 }  # fmt: skip
 
 
