@@ -1,123 +1,124 @@
-"""A real model on a whole server, beside transformers on the same cores: time to first token, time per token.
+"""A real model on whole servers of equal bits, on the same cores: Tandem, llama.cpp's server and transformers.
 
-One client sends prompts of token ids, each different, so that no cache helps. Tandem is `clusterctl up --mixed 1` with
-a thread for each core and `--dtype auto`, over HTTP; transformers runs the same weights in fp32, in this process,
-without a server. Both take turns.
+The same client sends the same requests to each, streamed over HTTP, closed-loop and open-loop; systems take turns.
+transformers has no server and runs in this process, one prompt at a time.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import json
-import os
-import random
-import statistics
 import sys
-import time
-from dataclasses import dataclass, field
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
-
-from bench.load import ask, body_of, check_served
-from bench.report import ROOT, Row, arguments_of, publish
+from bench.load import TimedAnswer
+from bench.peers import cases, results
+from bench.peers.cases import CASES, Figures
+from bench.peers.systems import FORMATS, LLAMA, LLAMA_BUILT, MISSING, TANDEM, served, servers
+from bench.report import ROOT, Row, arguments_of, kept, publish
 from tandem.controlplane.model_catalog import SMOLLM2
 from tandem.controlplane.model_download import pull
-from tools.running_cluster import running
+from tandem.core.cpu_level import hold_libraries, named_level
 
-TIMEOUT_S = 120.0
-TTFT_LIMIT, TOKEN_LIMIT = 1.0, 0.5
-"""Of transformers' times."""
-_FIRST, _LAST = 300, 40_000
-"""Range of token ids: ordinary text, no special tokens."""
+TRANSFORMERS = {"transformers bf16": "bfloat16", "transformers fp32": "float32"}
+SYSTEMS = {"mixed": "Tandem mixed", "1+1": "Tandem 1+1", "llama": LLAMA, "built": LLAMA_BUILT,
+           "bf16": "transformers bf16", "fp32": "transformers fp32"}  # fmt: skip
 
 
-@dataclass(slots=True)
-class Times:
-    """Milliseconds: of each prompt, and of each token after the first."""
-
-    ttft_ms: list[float] = field(default_factory=list)
-    token_ms: list[float] = field(default_factory=list)
-
-    def rows(self, case: str, beside: Times | None) -> list[Row]:
-        limits: tuple[float | None, float | None] = (None, None)
-        if beside is not None:
-            limits = (TTFT_LIMIT * statistics.median(beside.ttft_ms), TOKEN_LIMIT * statistics.median(beside.token_ms))
-        return [
-            Row(case, "ttft_p50", statistics.median(self.ttft_ms), "ms", limits[0]),
-            Row(case, "token_p50", statistics.median(self.token_ms), "ms", limits[1]),
-        ]
+def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = arguments_of("peers", __doc__)
+    parser.add_argument("--turns", type=int, default=2, help="of each system (default: 2)")
+    parser.add_argument("--tokens", type=int, default=64, help="generated for each prompt (default: 64)")
+    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=["bf16", "int8", "int4"])
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), help="bf16, fp32: transformers")
+    parser.add_argument("--llama-server", type=Path, help="a llama-server built for this CPU, for --systems built")
+    parser.add_argument("--picture", type=Path, help="of all rows in --out, .svg or .png")
+    return parser.parse_args(words)
 
 
-def prompts(seed: int, count: int, tokens: int) -> list[list[int]]:
-    """Prompts of that many tokens that share no prefix."""
-    dice = random.Random(seed)
-    return [[dice.randrange(_FIRST, _LAST) for _ in range(tokens)] for _ in range(count)]
+class Turns:
+    """The measurement of one format: figures by system and case."""
+
+    def __init__(self, arguments: argparse.Namespace, weights: str, file: Path) -> None:
+        self._arguments, self._format, self._file = arguments, FORMATS[weights], file
+        here = servers(arguments.llama_server)
+        chosen = [SYSTEMS[name] for name in arguments.systems]
+        self._servers = {name: here[name] for name in chosen if name in here}
+        self._models: dict[str, Any] = {}
+        if self._format.quantize == "none":
+            self._models = {name: None for name in chosen if name in TRANSFORMERS}
+        self.figures: dict[str, dict[str, Figures]] = {name: {} for name in arguments.cases}
+
+    def run(self, turn: int) -> None:
+        """One turn of every system."""
+        for name in self._models:
+            self._compute(name, turn)
+        tokens = self._arguments.tokens
+        for name, words in self._servers.items():
+            with served(name, words, self._file, self._format, tokens) as api:
+                asyncio.run(cases.warm(api, tokens))
+                for case in self._arguments.cases:
+                    self._add(name, case, asyncio.run(cases.measure(api, CASES[case], turn, tokens)))
+
+    def _compute(self, name: str, turn: int) -> None:
+        from bench.peers import in_process
+
+        self._models[name] = self._models[name] or in_process.load(self._file, TRANSFORMERS[name])
+        for case in self._arguments.cases:
+            if CASES[case].clients == 1 and not CASES[case].shared_tokens:
+                self._add(name, case, in_process.measure(self._models[name], CASES[case], turn, self._arguments.tokens))
+
+    def _add(self, name: str, case: str, answers: Sequence[TimedAnswer]) -> None:
+        figures = self.figures[case].setdefault(name, Figures())
+        figures.add(answers, self._arguments.tokens)
+        medians = ", ".join(f"{metric} {value:.1f} {unit}" for metric, (value, unit) in figures.medians().items())
+        print(f"  {name}, {case}: {medians}", flush=True)
+
+    def rows(self, label: str) -> list[Row]:
+        """Rows of all cases; a case's name begins with `label`."""
+        found: list[Row] = []
+        for case, systems in self.figures.items():
+            medians = {name: systems[name].medians() for name in (*TANDEM, *systems) if name in systems}
+            found += results.rows_of(f"{label}: {CASES[case].words(self._arguments.tokens)}", medians)
+        return found
 
 
-def by_tandem(times: Times, model: Path, every: list[list[int]], tokens: int) -> None:
-    """A cluster of one mixed worker; the first prompt is not counted."""
-    flags = ("--mixed", "1", "--disaggregation", "never", "--dtype", "auto", "--kv-memory", "1GiB")
-    with running("--model", str(model), *flags) as cluster:
-        name = json.loads(cluster.get("/v1/models")[1])["data"][0]["id"]
-        for number, prompt in enumerate(every):
-            body = body_of(prompt, tokens, model=name)
-            answer = asyncio.run(ask(cluster.api, body, time.monotonic(), TIMEOUT_S))
-            check_served([answer])
-            if number:
-                times.ttft_ms.append(answer.ttft_s * 1000)
-                times.token_ms += [gap * 1000 for gap in answer.gaps_s]
+def file_of(weights: str, folder: Path) -> Path:
+    """The model in a format's type: as it is published, or written into `folder`."""
+    published, kind = pull(SMOLLM2, ROOT / "build" / "models"), FORMATS[weights].gguf
+    if f".{kind}." in SMOLLM2.member:
+        return published
+    from bench.peers.gguf_types import requantise
 
-
-def transformers_model(file: Path) -> Any:
-    """transformers' model in fp32 with the numbers that its own reader makes of the GGUF file."""
-    library: Any = AutoModelForCausalLM
-    load: Any = load_gguf_checkpoint
-    model = library.from_config(
-        AutoConfig.from_pretrained(file.parent, gguf_file=file.name), dtype=torch.float32
-    ).eval()
-    model.load_state_dict(load(file, return_tensors=True, model_to_load=model)["tensors"], strict=False)
-    model.tie_weights()
-    return model
-
-
-@torch.inference_mode()
-def by_transformers(times: Times, model: Any, every: list[list[int]], tokens: int) -> None:
-    """Prefill and greedy steps over transformers' own cache; the first prompt is not counted."""
-    for number, prompt in enumerate(every):
-        took_ms, cache, ids = [], None, torch.tensor([prompt])
-        for _ in range(tokens):
-            began_s = time.perf_counter()
-            out = model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            cache, ids = out.past_key_values, out.logits[:, -1].argmax(-1, keepdim=True)
-            took_ms.append((time.perf_counter() - began_s) * 1000)
-        if number:
-            times.ttft_ms.append(took_ms[0])
-            times.token_ms += took_ms[1:]
+    made = folder / f"{cases.MODEL}-{kind}.gguf"
+    if not made.exists():
+        requantise(published, kind, made)
+    return made
 
 
 def main() -> int:
-    parser = arguments_of("peers", __doc__)
-    parser.add_argument("--turns", type=int, default=3, help="of each system (default: 3)")
-    parser.add_argument("--prompts", type=int, default=4, help="counted in each turn (default: 4)")
-    parser.add_argument("--prompt-tokens", type=int, default=409, help="length of each prompt (default: 409)")
-    parser.add_argument("--tokens", type=int, default=64, help="generated for each prompt (default: 64)")
-    arguments = parser.parse_args()
-    path = pull(SMOLLM2, ROOT / "build" / "models")
-    torch.set_num_threads(os.cpu_count() or 1)
-    theirs = transformers_model(path if path.is_file() else next(path.glob("*.gguf")))
-    tandem, transformers = Times(), Times()
-    for turn in range(arguments.turns):
-        print(f"turn {turn + 1} of {arguments.turns}", flush=True)
-        every = prompts(turn, arguments.prompts + 1, arguments.prompt_tokens)
-        by_transformers(transformers, theirs, every, arguments.tokens)
-        by_tandem(tandem, path, every, arguments.tokens)
-    shape = f"{arguments.prompt_tokens} + {arguments.tokens}"
-    rows = tandem.rows(f"Tandem, auto, {shape}", transformers) + transformers.rows(f"transformers, fp32, {shape}", None)
-    publish("peers", rows, arguments.out)
+    arguments = parsed()
+    hold_libraries()
+    if LLAMA not in servers(arguments.llama_server):
+        print(MISSING)
+    level = named_level()
+    load = {"tokens": arguments.tokens, "turns": arguments.turns}
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="td-peers-") as folder:
+        for weights in arguments.formats:
+            turns = Turns(arguments, weights, file_of(weights, Path(folder)))
+            for turn in range(arguments.turns):
+                print(f"{weights}: turn {turn + 1} of {arguments.turns}", flush=True)
+                turns.run(turn)
+            rows += turns.rows(weights if level is None else f"{weights} at {level.label}")
+    publish("peers", results.merged(kept(arguments.out, load), rows), arguments.out, load=load)
+    if arguments.picture is not None:
+        results.draw(results.merged(kept(arguments.out, load), rows), arguments.picture)
     return 0
 
 
