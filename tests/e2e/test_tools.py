@@ -1,12 +1,16 @@
-"""Tools and reasoning on a real cluster: the bundled model with a chat template that has both."""
+"""Tools and reasoning on a real cluster: models with a chat template that has both."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import openai
 import pytest
 
+from bench.quality.texts import QUESTIONS
+from tests.integration.engine.real_model import smollm2
 from tests.integration.router.tool_models import TEMPLATES
 from tests.integration.worker.pair import MODEL
 from tools.running_cluster import Cluster, running
@@ -67,3 +71,77 @@ def test_tools_are_in_the_prompt_unless_none_may_be_called(client: openai.OpenAI
         assert usage is not None
         counts.append(usage.prompt_tokens)
     assert counts[1] > counts[0] == counts[2]
+
+
+WEATHER: Any = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 40},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+FORCED: Any = [
+    {"type": "function", "function": {"name": "get_weather", "description": "Forecast.", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}}},
+]
+SCHEMAS = {one["function"]["name"]: one["function"]["parameters"] for one in FORCED}
+
+
+@pytest.fixture(scope="module")
+def smollm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    config = (
+        f'[model]\npath = "{smollm2()}"\nchat_template = "{TEMPLATES / "hermes.jinja"}"\nserved_names = ["smollm2"]\n'
+    )
+    with running(
+        "--prefill", "1", "--decode", "1", "--max-model-len", "2048", "--kv-memory", "64MiB", config=config
+    ) as cluster:
+        yield from _client(cluster)
+
+
+def test_a_real_model_calls_what_it_has_to(smollm: openai.OpenAI) -> None:
+    """Whatever it would have said: a call, with arguments that its schema allows, whole and streamed."""
+    for seed, question in enumerate(QUESTIONS):
+        ask: dict[str, Any] = {
+            "model": "smollm2", "messages": [{"role": "user", "content": question}], "tools": FORCED, "seed": seed,
+            "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 120, "temperature": 0.8,
+        }  # fmt: skip
+        choice = smollm.chat.completions.create(**ask).choices[0]
+        assert choice.finish_reason == "tool_calls", choice
+        assert choice.message.tool_calls, choice
+        (call,) = choice.message.tool_calls
+        assert call.type == "function"
+        jsonschema_rs.validate(SCHEMAS[call.function.name], json.loads(call.function.arguments))
+        if seed < 3:
+            pieces = [
+                piece.function.arguments or ""
+                for chunk in smollm.chat.completions.create(**ask, stream=True)
+                for delta in chunk.choices
+                for piece in delta.delta.tool_calls or ()
+                if piece.function
+            ]
+            assert "".join(pieces) == call.function.arguments
+
+
+def test_a_named_function_is_called_and_a_schema_beside_tools_is_refused(smollm: openai.OpenAI) -> None:
+    ask: dict[str, Any] = {"model": "smollm2", "messages": USER, "tools": FORCED, "max_tokens": 60, "temperature": 0}
+    named = {"type": "function", "function": {"name": "get_time"}}
+    choice = smollm.chat.completions.create(**ask, tool_choice=named).choices[0]
+    assert choice.message.tool_calls
+    assert [
+        (call.function.name, call.function.arguments) for call in choice.message.tool_calls if call.type == "function"
+    ] == [("get_time", "{}")]
+    assert choice.finish_reason == "stop"
+    with pytest.raises(openai.BadRequestError, match="response_format cannot be combined with these tools"):
+        smollm.chat.completions.create(**ask, tool_choice="required", response_format={"type": "json_object"})
+
+
+def test_a_schema_holds_for_what_stands_behind_the_thoughts(client: openai.OpenAI) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": ["yes", "no"]}}}
+    ask: dict[str, Any] = {"model": "tools", "messages": USER, "max_tokens": 60, "temperature": 0}
+    message = client.chat.completions.create(**ask, response_format=wanted, reasoning_effort="none").choices[0].message
+    assert json.loads(message.content or "") in ("yes", "no")
+    thinking = client.chat.completions.create(**ask, response_format=wanted).choices[0].message
+    assert (thinking.model_extra or {})["reasoning_content"].strip()
+    assert not thinking.content or json.loads(thinking.content) in ("yes", "no")
