@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_GRAMMAR_CHARS = 1 << 18
+WHITESPACE = r"[\x20\x0A\x0D\x09]{1,8}"
+"""Between the tokens of JSON. It has a bound, because models loop in blanks."""
 
 GRAMMAR_LIMITS: Mapping[str, Any] = {
     "initial_lexer_fuel": 1_000_000,

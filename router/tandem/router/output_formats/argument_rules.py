@@ -7,14 +7,16 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tandem.core.output_grammar import WHITESPACE
 from tandem.router.output_formats.families.function_gemma import ESCAPE
 from tandem.router.output_formats.families.qwen_coder import END_PARAMETER, PARAMETER, kinds_of
 
 InGrammar = Callable[[str], str]
 """Text as terms of the grammar."""
-WHITESPACE = r"[\x20\x0A\x0D\x09]{1,8}"
-"""Blanks between parts of JSON have a bound: models loop in them."""
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+_ELSEWHERE = {"allOf", "anyOf", "oneOf", "$ref", "if", "patternProperties"}
+"""Keywords that may name further parameters. A schema without them has all in its properties: functions that are
+called with others fail."""
 _MOST_CHARS = 4096
 _DEPTH = 4
 
@@ -30,6 +32,8 @@ class ArgumentRules:
     def of(self, schema: Mapping[str, Any] | None, style: str) -> str:
         """The name of the rule for arguments by `schema`."""
         whole = {"type": "object", **schema} if schema else _NO_PARAMETERS
+        if "properties" in whole and not _ELSEWHERE & whole.keys():
+            whole = {"additionalProperties": False, **whole}
         self._definitions = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
         if style == "json":
             return self._json(whole)

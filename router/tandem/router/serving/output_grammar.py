@@ -20,7 +20,7 @@ from llguidance import LLMatcher, LLParserLimits, StructTag
 from llguidance.gbnf_to_lark import any_to_lark
 
 from tandem.core.errors import InvalidGrammarError
-from tandem.core.output_grammar import GRAMMAR_LIMITS, MAX_GRAMMAR_CHARS, OutputGrammar
+from tandem.core.output_grammar import GRAMMAR_LIMITS, MAX_GRAMMAR_CHARS, WHITESPACE, OutputGrammar
 from tandem.router.error_quoting import quoted, shortened
 
 MAX_NESTING = 64
@@ -28,7 +28,6 @@ MAX_NESTING = 64
 MAX_CHOICES = 8192
 MAX_TAGS = 128
 MAX_WHITESPACE_CHARS = 64
-WHITESPACE = r"[\x20\x0A\x0D\x09]{1,8}"
 _LONG_CHARS = 2048
 """Grammars at least this long are checked in a thread: the event loop has other streams to feed."""
 _CHECKED = 256
