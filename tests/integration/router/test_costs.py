@@ -22,11 +22,18 @@ NEEDED: dict[str, dict[str, Any]] = {
     "tokenize": {"messages": [{"role": "user", "content": "a"}]},
     "detokenize": {"tokens": [1]},
     "createResponse": {"input": "a", "max_output_tokens": 1, "store": False},
+    "createMessage": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
+    "countTokens": {"messages": [{"role": "user", "content": "a"}]},
     "createBatch": {"input_file_id": "file-1", "endpoint": "/v1/completions", "completion_window": "24h"},
 }
 TEXT = '"input":[{"role":"assistant","content":[{"type":"output_text","text":"",'
 INSIDE: dict[str, list[tuple[str, str]]] = {
     "createChatCompletion": [('"messages":[{"role":"user","content":', '}]'), ('"chat_template_kwargs":{"a":', '}')],
+    "createMessage": [
+        ('"messages":[{"role":"user","content":', '}]'),
+        ('"messages":[{"role":"assistant","content":[{"type":"tool_use","id":"a","name":"b","input":', '}]}]'),
+        ('"tools":[{"name":"a","input_schema":', '}]'),
+    ],
     "createResponse": [
         ('"input":[{"role":"user","content":', '}]'),
         ('"input":[{"type":"reasoning","summary":', '}]'),

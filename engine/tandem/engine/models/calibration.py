@@ -23,7 +23,7 @@ _LEAST_SHARE = 1e-3
 """Of the mean: columns that none of the tokens used may be used by others."""
 
 
-class Calibration:
+class WeightCalibration:
     """Of one load of a decoder, on one rank. `states` [tokens, hidden] are behind the last layer that was quantised."""
 
     def __init__(self, quantised: QuantisedWeights, vocab_size: int, max_positions: int) -> None:

@@ -23,7 +23,7 @@ from tandem.engine.experts_config import BiasedExpertsConfig
 from tandem.engine.latent_config import NORM_EPS, LatentShape
 from tandem.engine.linear import Linear, Quantizer, make_linear
 from tandem.engine.model_config import ModelConfig, check_tp
-from tandem.engine.models.calibration import Calibration, attend_causally
+from tandem.engine.models.calibration import WeightCalibration, attend_causally
 from tandem.engine.models.experts import (
     ExpertParameters,
     Experts,
@@ -111,7 +111,7 @@ class Decoder:
             experts = [one for one in every if isinstance(one, ExpertParameters)]
             count = 0 if config.experts is None else config.experts.count
             self._quantised = QuantisedWeights(quantizer, self.embedding, experts, count)
-        self._calibration: Calibration | None = None
+        self._calibration: WeightCalibration | None = None
         self._steps: list[_Layer] = []
         self._joined: DenseLayers | None = None
         self.sinks: tuple[Tensor | None, ...] = (None,) * config.layers
@@ -151,7 +151,7 @@ class Decoder:
             # In the model's dtype, as transformers has it: in bf16 that is another number.
             self._embedding_scale = float(torch.tensor(self.config.embedding_scale, dtype=self.dtype))
             if self._quantised is not None and self._quantised.weighs_errors:
-                self._calibration = Calibration(self._quantised, self.config.vocab_size, self.max_positions)
+                self._calibration = WeightCalibration(self._quantised, self.config.vocab_size, self.max_positions)
             load_weights(
                 model_dir, self.parameters(), device=device, tp_rank=self._group.rank,
                 tp_size=self._tp_size, ignored_keys=ignored, ignored_prefixes=unused,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tandem.engine.models import calibration, decoder
-from tandem.engine.models.calibration import Calibration
+from tandem.engine.models.calibration import WeightCalibration
 from tandem.engine.models.quantized_weights import QuantisedWeights
 from tandem.engine.runner import ModelRunner
 from tests.unit.engine.model.driver import Driver
@@ -26,11 +26,11 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list["Watched"]:
         found.append(Watched(*given))
         return found[-1]
 
-    monkeypatch.setattr(decoder, "Calibration", made)
+    monkeypatch.setattr(decoder, "WeightCalibration", made)
     return found
 
 
-class Watched(Calibration):
+class Watched(WeightCalibration):
     """Keeps what the head met, and the inputs' weights of every matrix."""
 
     def __init__(self, quantised: QuantisedWeights, vocab_size: int, max_positions: int) -> None:

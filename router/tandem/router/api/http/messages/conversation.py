@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from tandem.core.errors import InvalidRequestError
 from tandem.router.api.http.messages.blocks import (
     Block,
     TextBlock,
@@ -18,6 +19,7 @@ from tandem.router.api.http.messages.blocks import (
 from tandem.router.api.http.messages.schemas import CountTokensRequest, MessageParam
 from tandem.router.api.http.messages.signatures import thought_of
 from tandem.router.api.http.tool_fields import named_results
+from tandem.router.error_quoting import quoted
 from tandem.router.tokenization.chat_template import DEFAULT_RENDERING, THOUGHT_NAMES, Rendering
 
 VOLATILE = "x-anthropic-billing-header:"
@@ -81,7 +83,12 @@ def _assistant(blocks: Sequence[Block]) -> Iterable[ChatMessage]:
 
 
 def _call(block: ToolUseBlock) -> dict[str, Any]:
-    function = {"name": block.name, "arguments": orjson.dumps(block.input).decode()}
+    try:
+        arguments = orjson.dumps(block.input).decode()
+    except TypeError:  # its way to say that lists and objects are too many inside each other
+        what = f"the input of the call {quoted(block.id)} is nested too deeply"
+        raise InvalidRequestError(what, todo="flatten it", param="messages") from None
+    function = {"name": block.name, "arguments": arguments}
     return {"id": block.id, "type": "function", "function": function}
 
 
