@@ -105,7 +105,7 @@ def test_a_real_model_calls_what_it_has_to(smollm: openai.OpenAI) -> None:
     for seed, question in enumerate(QUESTIONS):
         ask: dict[str, Any] = {
             "model": "smollm2", "messages": [{"role": "user", "content": question}], "tools": FORCED, "seed": seed,
-            "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 120, "temperature": 0.8,
+            "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 200, "temperature": 0.8,
         }  # fmt: skip
         choice = smollm.chat.completions.create(**ask).choices[0]
         assert choice.finish_reason == "tool_calls", choice
@@ -126,7 +126,7 @@ def test_a_real_model_calls_what_it_has_to(smollm: openai.OpenAI) -> None:
 
 def test_a_named_function_is_called_and_a_schema_beside_tools_is_refused(smollm: openai.OpenAI) -> None:
     ask: dict[str, Any] = {"model": "smollm2", "messages": USER, "tools": FORCED, "max_tokens": 60, "temperature": 0}
-    named = {"type": "function", "function": {"name": "get_time"}}
+    named: Any = {"type": "function", "function": {"name": "get_time"}}
     choice = smollm.chat.completions.create(**ask, tool_choice=named).choices[0]
     assert choice.message.tool_calls
     functions = [call.function for call in choice.message.tool_calls if call.type == "function"]
@@ -138,7 +138,7 @@ def test_a_named_function_is_called_and_a_schema_beside_tools_is_refused(smollm:
 
 
 def test_a_schema_holds_for_what_stands_behind_the_thoughts(client: openai.OpenAI) -> None:
-    wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": ["yes", "no"]}}}
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": ["yes", "no"]}}}
     ask: dict[str, Any] = {"model": "tools", "messages": USER, "max_tokens": 60, "temperature": 0}
     message = client.chat.completions.create(**ask, response_format=wanted, reasoning_effort="none").choices[0].message
     assert json.loads(message.content or "") in ("yes", "no")

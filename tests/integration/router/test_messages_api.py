@@ -206,6 +206,7 @@ def test_errors_raise_what_the_client_knows(client: anthropic.Anthropic) -> None
 
 def test_a_schema_is_a_grammar_of_the_answer(build: Build) -> None:
     house = build()
+    house.wait_ready()
     schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     assert post(house, output_config={"format": {"type": "json_schema", "schema": schema}}).status_code == 200
     submit = house.workers["prefill-0"].submitted[-1]

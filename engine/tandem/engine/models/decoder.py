@@ -400,7 +400,7 @@ class Decoder:
                     calibration.run(partial(self._pass_plain, index, layer))
 
     def _pass_plain(self, index: int, layer: LayerParameters, x: Tensor) -> Tensor:
-        """What calibration's x [T, hidden] becomes in a layer whose weights are loaded, and not quantised."""
+        """Calibration's x [T, hidden] behind a layer whose weights are loaded, and not quantised."""
         made, places = self._prepare(index, layer), torch.arange(len(x))
         q, k, v = made.project(x, *self._rotations[made.rope].index_select(0, places).unbind(1))
         spec = AttentionSpec(

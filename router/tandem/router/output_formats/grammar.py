@@ -103,10 +103,10 @@ class _CallGrammar(_Rules):
         self._form, self._use = form, use
 
     def forced(self, thinking: Thinking) -> str:
-        """At least one call, and nothing but calls behind reasoning."""
+        """At least one call, one of a named function, and nothing but calls behind reasoning."""
         shape = self._form.shape
         self._add_calls(shape.call)
-        has_many = self._use.is_parallel and shape.is_parallel
+        has_many = self._use.is_parallel and shape.is_parallel and self._use.mode != "named"
         more = f"({self._terms(shape.between)} call)*" if has_many else ""
         return self._text(
             f"{self._reasoning_before(thinking)} {self._terms(shape.before)} call {more} {self._terms(shape.after)}"

@@ -130,9 +130,7 @@ class RequestParser:
         _check_stops(ask.stop)
         _check_length("cache_salt", ask.cache_salt, MAX_CACHE_SALT_CHARS)
         _check_length("prompt_cache_key", ask.cache_key, MAX_CACHE_KEY_CHARS)
-        ask = await self._prepared(
-            with_call_grammar(with_effort(ask, model.tokenizer), model.tokenizer, model.formats), model
-        )
+        ask = await self._prepared(self._formatted(ask, model), model)
         seed = ask.options.get("seed")
         seed = self._random_seed() if seed is None else seed
         # Checked before the prompt is tokenised; a limit that was not given follows once the prompt's length is known.
@@ -150,8 +148,14 @@ class RequestParser:
     async def count_tokens(self, ask: GenerationRequest) -> int:
         """The number of tokens of a chat's prompt; raises as `read`."""
         model = self.models.find(ask.served_model)
-        chat = with_call_grammar(with_effort(ask, model.tokenizer), model.tokenizer, model.formats)
+        chat = self._formatted(ask, model)
         return len(await self.encode_chat(model, chat.messages or (), chat.rendering))
+
+    def _formatted(self, ask: GenerationRequest, model: TokenizedModel) -> GenerationRequest:
+        """With what tools, effort and reasoning mean in the formats of the model."""
+        if ask.effort is None and ask.tools is None and ask.output_grammar is None:
+            return ask
+        return with_call_grammar(with_effort(ask, model.tokenizer), model.tokenizer, model.formats)
 
     async def _prepared(self, ask: GenerationRequest, model: TokenizedModel) -> GenerationRequest:
         """With everything in `options` as sampling takes it."""
@@ -204,6 +208,7 @@ class RequestParser:
                 todo="shorten the prompt",
                 param=param,
             )
+        formats = model.formats
         room = context - len(prompt) if context else _NO_LIMIT
         max_tokens = ask.options.get("max_tokens")
         if max_tokens is None:
@@ -227,7 +232,7 @@ class RequestParser:
             model=model.name,
             salt=request_salt(self._salt_of(ask.caller.tenant), ask.cache_salt),
             hashes={},
-            parsing=parsing_of(ask, prompt, model.tokenizer, model.formats),
+            parsing=parsing_of(ask, prompt, model.tokenizer, formats) if formats.tools or formats.reasoning else None,
         )
 
     def _sampling(self, ask: GenerationRequest, model: TokenizedModel, *, max_tokens: int, seed: int) -> SamplingParams:

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from types import TracebackType
 from typing import Any
 
@@ -79,15 +81,11 @@ class ResponseStream:
         self._inbox = ArrivalQueue(response_factory.backlog_bytes, response_factory.turn)
         self._flights: list[InFlightRequest] = []
         self._stack = ExitStack()
-        self._firsts: list[int] = []
-        self._choices: list[Choice] = []
-        for work in works:
-            self._firsts.append(len(self._choices))
-            for _ in range(work.sampling.n):
-                self._choices.append(Choice(len(self._choices), tokenizer, work))
+        self._tokenizer = tokenizer
+        *self._firsts, self._unfinished = accumulate((work.sampling.n for work in works), initial=0)
+        self.choice_count = self._unfinished
         self._parsing = works[0].parsing
         self._reasons = self._parsing is not None and self._parsing.reasoning is not None
-        self._unfinished = len(self._choices)
         self._read_s, arrived_s = response_factory.clock.now_s(), works[0].arrived_s
         self._received_s = self._read_s if arrived_s is None else arrived_s
         self._first_s = self._second_s = 0.0
@@ -216,9 +214,11 @@ class ResponseStream:
             )
         )
 
-    @property
-    def choice_count(self) -> int:
-        return len(self._choices)
+    @cached_property
+    def _choices(self) -> list[Choice]:
+        """Made when tokens come, behind the dispatch."""
+        every = [work for work in self._works for _ in range(work.sampling.n)]
+        return [Choice(index, self._tokenizer, work) for index, work in enumerate(every)]
 
     @property
     def usage(self) -> TokenUsage:

@@ -56,7 +56,7 @@ def test_tokens_pass_every_layer_as_it_was(
 ) -> None:
     """Behind the last layer they are where the plain model has them; longer than a window."""
     monkeypatch.setattr(calibration, "TOKENS", 60)
-    folder, sizes = model_folder(name), {"num_blocks": 160, "max_model_len": 256}
+    folder, sizes = model_folder(name), dict[str, Any](num_blocks=160, max_model_len=256)
     loaded = ModelRunner(model_dir=folder, dtype="float32", quantize="int4", **sizes)
     (run,) = runs
     plain = ModelRunner(model_dir=folder, dtype="float32", **sizes)

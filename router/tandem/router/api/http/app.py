@@ -105,6 +105,7 @@ class _App(FastAPI):
 class _Api:
     def __init__(self, frontend: Frontend) -> None:
         self._frontend = frontend
+        self._reasoning_fields = reasoning_fields(frontend.settings.reasoning_field)
         self._document: tuple[object, bytes] | None = None
         """The OpenAPI document, and what it was made of."""
 
@@ -141,7 +142,7 @@ class _Api:
             wants_usage=bool(body.stream_options and body.stream_options.include_usage),
             wants_running_usage=bool(body.stream_options and body.stream_options.continuous_usage_stats),
             names_tier=is_chat and body.service_tier is not None,
-            reasoning_fields=reasoning_fields(frontend.settings.reasoning_field),
+            reasoning_fields=self._reasoning_fields,
             is_named_call=ask.tools is not None and ask.tools.mode == "named",
         )
         return AnswerReply(

@@ -100,6 +100,9 @@ class OutputFields(Strict):
     guided_grammar: Text | None = None
 
 
+CONSTRAINTS = frozenset(OutputFields.model_fields)
+
+
 def output_grammar_of(body: OutputFields) -> OutputGrammar | None:
     """The one constraint of a request; InvalidRequestError for several, InvalidGrammarError for one that makes no
     grammar."""

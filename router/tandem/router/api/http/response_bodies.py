@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import orjson
@@ -273,9 +274,12 @@ class AnswerReply(Response):
         super().__init__()
         self._frontend, self._works, self._frame, self._call = frontend, works, frame, call
         self._is_stream, self._wants_timing, self._wants_route = is_stream, wants_timing, wants_route
-        self._logprobs = Logprobs(frontend.models.find(frame.model).tokenizer)
         self._has_started = False
         self._is_gone = False
+
+    @cached_property
+    def _logprobs(self) -> Logprobs:
+        return Logprobs(self._frontend.models.find(self._frame.model).tokenizer)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

@@ -23,7 +23,7 @@ from pydantic import (
 
 from tandem.core.errors import InvalidRequestError, UnsupportedParameterError
 from tandem.core.sampling import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKEN_IDS
-from tandem.router.api.http.output_fields import OutputFields, output_grammar_of
+from tandem.router.api.http.output_fields import CONSTRAINTS, OutputFields, output_grammar_of
 from tandem.router.api.http.strict_models import FIRST_ERROR, Strict
 from tandem.router.api.http.tool_fields import (
     ToolCalls,
@@ -255,7 +255,8 @@ class DetokenizeRequest(Strict):
 def without_neutral_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     """The body of a chat request without parameters that ask for nothing; UnsupportedParameterError for the others."""
     _refuse_parts(body)
-    refuse_kinds(body)
+    if "tools" in body or "tool_choice" in body:
+        refuse_kinds(body)
     return _without_neutral(body, NEUTRAL_CHAT)
 
 
@@ -316,7 +317,9 @@ def chat_ask(body: ChatRequest) -> GenerationRequest:
             )
         sampling["max_tokens"] = body.max_completion_tokens
     rendering = rendering_of(body)
-    tools = tool_use_of(tuple(rendering.tools), body.tool_choice, is_parallel=body.parallel_tool_calls is not False)
+    tools = None
+    if rendering.tools or body.tool_choice is not None:
+        tools = tool_use_of(tuple(rendering.tools), body.tool_choice, is_parallel=body.parallel_tool_calls is not False)
     return GenerationRequest(
         api="chat",
         served_model=body.model,
@@ -325,7 +328,7 @@ def chat_ask(body: ChatRequest) -> GenerationRequest:
         stop=_stops(body),
         includes_stop=bool(body.include_stop_str_in_output),
         bad_words=tuple(body.bad_words or ()),
-        output_grammar=output_grammar_of(body),
+        output_grammar=output_grammar_of(body) if body.model_fields_set & CONSTRAINTS else None,
         is_whole=not body.stream,
         max_tokens_param=param,
         logprobs_param="top_logprobs",
@@ -354,7 +357,7 @@ def completion_ask(body: CompletionRequest) -> GenerationRequest:
         stop=_stops(body),
         includes_stop=bool(body.include_stop_str_in_output),
         bad_words=tuple(body.bad_words or ()),
-        output_grammar=output_grammar_of(body),
+        output_grammar=output_grammar_of(body) if body.model_fields_set & CONSTRAINTS else None,
         is_whole=not body.stream,
         default_max_tokens=_COMPLETION_MAX_TOKENS,
         cache_salt=body.cache_salt,
@@ -370,7 +373,7 @@ def rendering_of(body: RenderingFields) -> Rendering:
         adds_prompt=not continues if adds is None else adds,
         continues_last=continues,
         variables=body.chat_template_kwargs or {},
-        tools=tools_of(body.tools),
+        tools=tools_of(body.tools) if body.tools else (),
     )
 
 
@@ -387,7 +390,8 @@ def messages_of(messages: list[Message]) -> tuple[dict[str, Any], ...]:
 
     InvalidRequestError for one without content, and for fields of answers in a message that is not the assistant's.
     """
-    return named_results([_message_of(message, f"messages[{position}]") for position, message in enumerate(messages)])
+    read = tuple(_message_of(message, f"messages[{position}]") for position, message in enumerate(messages))
+    return named_results(read) if any(message.role == "tool" for message in messages) else read
 
 
 def _message_of(message: Message, where: str) -> dict[str, Any]:
