@@ -125,7 +125,7 @@ def test_a_real_model_calls_what_it_has_to(smollm: openai.OpenAI) -> None:
 
 
 def test_a_named_function_is_called_and_a_schema_beside_tools_is_refused(smollm: openai.OpenAI) -> None:
-    ask: dict[str, Any] = {"model": "smollm2", "messages": USER, "tools": FORCED, "max_tokens": 60, "temperature": 0}
+    ask: dict[str, Any] = {"model": "smollm2", "messages": USER, "tools": FORCED, "max_tokens": 160, "temperature": 0}
     named: Any = {"type": "function", "function": {"name": "get_time"}}
     choice = smollm.chat.completions.create(**ask, tool_choice=named).choices[0]
     assert choice.message.tool_calls
