@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from tandem.core.output_format_names import ReasoningFormatName, ToolFormatName
 from tandem.router.output_formats.choice import Mode, ToolUse
-from tandem.router.output_formats.grammar import Thinking, call_grammar
+from tandem.router.output_formats.grammar import Thinking, behind_reasoning, call_grammar
 from tandem.router.output_formats.parser import ParserSpec
 from tandem.router.output_formats.registry import REASONING, TOOLS, ModelFormats
 from tests.unit.router.output_formats.answers import FORMATS, Parsed, parse, written
@@ -223,3 +223,39 @@ def test_strict_calls_follow_their_schema_in_free_text(form: str, tags_are_token
         assert model.accepts(grammar, text), text
     assert not model.accepts(grammar, wrong)
     assert not model.accepts(grammar, f"Let me see.\n{wrong}")
+
+
+ANSWERS = {
+    json.dumps({"grammars": [{"json_schema": {"enum": [7]}}]}): "7",
+    'start: "yes" | "no"': "yes",
+    llguidance.LLMatcher.grammar_from_regex("[a-c]+"): "abc",
+}
+
+
+@TOKENS
+@pytest.mark.parametrize("grammar", ANSWERS)
+def test_a_grammar_holds_behind_reasoning(grammar: str, tags_are_tokens: bool) -> None:
+    model, formats = model_of("hermes", tags_are_tokens), ModelFormats(reasoning=REASONING[ReasoningFormatName.THINK])
+    answer = ANSWERS[grammar]
+    allowed: dict[Thinking, tuple[str, ...]] = {
+        "possible": (answer, f"<think>is it {answer}?</think>\n\n{answer}"),
+        "begun": (f"is it {answer}?</think>\n\n{answer}",),
+        "over": (answer,),
+    }
+    for thinking, texts in allowed.items():
+        made = behind_reasoning(grammar, formats, model.tags, thinking)
+        assert all(model.accepts(made, text) for text in texts), thinking
+        assert not model.accepts(made, f"{texts[-1]}!")
+        assert not model.accepts(made, "well")
+    assert behind_reasoning(grammar, ModelFormats(), model.tags) == grammar
+
+
+@TOKENS
+def test_a_grammar_holds_in_the_final_channel_of_harmony(tags_are_tokens: bool) -> None:
+    formats = ModelFormats(tools=TOOLS[ToolFormatName.HARMONY], reasoning=REASONING[ReasoningFormatName.HARMONY])
+    model, final = model_of("harmony", tags_are_tokens), "<|channel|>final<|message|>"
+    made = behind_reasoning('start: "yes" | "no"', formats, model.tags)
+    assert model.accepts(made, f"{final}yes")
+    assert model.accepts(made, f"<|channel|>analysis<|message|>Hm, no.<|end|><|start|>assistant{final}yes")
+    assert not model.accepts(made, "yes")
+    assert not model.accepts(made, f"{final}maybe")
