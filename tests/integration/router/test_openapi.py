@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import httpx
+import pytest
 
 from proof.api.schemathesis_run import run
 from tandem.core.config import StoreSection
@@ -10,6 +11,7 @@ from tandem.statestore.embedded_redis import PrivateRedis
 from tests.integration.router.house import RouterHarness, builder
 
 
+@pytest.mark.timeout(600)  # two minutes on quiet cores, four beside other tests
 def test_schemathesis_finds_nothing(tmp_path: Path, redis: PrivateRedis) -> None:
     with builder(tmp_path) as make:
         house = make(start=False, redis_url=redis.url, store=StoreSection(dir=str(tmp_path / "files")))
@@ -18,7 +20,7 @@ def test_schemathesis_finds_nothing(tmp_path: Path, redis: PrivateRedis) -> None
             worker.script.step_s = 0.0
         house.start()
         house.wait_ready()
-        outcome = run(house.url, "--phases", "examples,coverage,fuzzing", "--max-examples", "20", seed=1, timeout_s=600)
+        outcome = run(house.url, "--phases", "examples,coverage,fuzzing", "--max-examples", "20", seed=1, timeout_s=550)
         assert outcome.passed, outcome.report
         assert outcome.cases > 100
         for api in ("chat", "completions", "responses", "messages"):  # what is right got through, too
