@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from starlette.routing import Route
 
 from tandem.core.errors import STATUS, UnsupportedParameterError
+from tandem.core.output_format_names import ReasoningField
 from tandem.router.api.http import schemas
 from tandem.router.api.http.app import create_app, paths_of
 from tandem.router.api.http.batches_api import add_batches
@@ -26,7 +27,7 @@ CHAT = {"model": "a", "messages": [{"role": "user", "content": "Hi"}]}
 
 def app(*, keeps: bool) -> FastAPI:
     """The application; `keeps` = with everything that clients may leave with the cluster."""
-    limits = SimpleNamespace(max_body_bytes=1, max_file_bytes=1)
+    limits = SimpleNamespace(max_body_bytes=1, max_file_bytes=1, reasoning_field=ReasoningField.REASONING)
     nothing: Any = SimpleNamespace(settings=limits, limits=limits)
     made = create_app(nothing)
     if keeps:
