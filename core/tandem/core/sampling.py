@@ -34,8 +34,8 @@ class SamplingParams:
     Before `min_tokens` tokens no token that would end the answer is chosen. `bad_words` are token sequences; the last
     token of one is not chosen behind its others. Only `allowed_token_ids` are chosen, if there are any.
 
-    `grammar`, if there is one, is followed by the answer (see tandem.core.output_grammar). A stop token that is no text
-    is chosen only where the answer may end by it. It goes before settings that would leave no token to choose.
+    The answer follows `grammar`, if there is one (see tandem.core.output_grammar). A stop token without text is chosen
+    only where the answer may end by it. Where other settings would leave no token to choose, the grammar decides.
 
     `prompt_logprobs` asks for the log-probability of every prompt token but the first, and as many alternatives.
     """

@@ -1,4 +1,4 @@
-"""Requests whose output grammars are being compiled: none of them samples before its grammar is there."""
+"""Holds back requests from sampling until their output grammars are compiled."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class AwaitedGrammars:
             self._states.append(state)
 
     def take(self, *, is_idle: bool) -> dict[RequestState, Exception]:
-        """Let requests sample whose grammars are there; returns those that cannot follow theirs. `is_idle`: nothing
-        else can run, so a short wait costs nothing."""
+        """Release requests with compiled grammars, and return those with errors. `is_idle`: nothing else can run, so a
+        short wait costs nothing."""
         if is_idle:
             wait([state.compiling for state in self._states if state.compiling], _WAIT_S, FIRST_COMPLETED)
         states, self._states = self._states, []

@@ -7,7 +7,7 @@ given. They pass each layer once it is loaded, before it is quantised: one layer
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -24,9 +24,15 @@ _LEAST_SHARE = 1e-3
 
 
 class WeightCalibration:
-    """Of one load of a decoder, on one rank. `states` [tokens, hidden] are behind the last layer that was quantised."""
+    """Of one load of a decoder, on one rank. `states` [tokens, hidden] are behind the last layer that was quantised.
 
-    def __init__(self, quantised: QuantisedWeights, vocab_size: int, max_positions: int) -> None:
+    `ends`: the index of each layer by the id of the parameter that is loaded last.
+    """
+
+    def __init__(
+        self, quantised: QuantisedWeights, ends: Mapping[int, int], vocab_size: int, max_positions: int
+    ) -> None:
+        self.ends = ends
         drawn = torch.randint(vocab_size, (min(TOKENS, max_positions),), generator=torch.Generator().manual_seed(SEED))
         self.tokens, self.states = drawn, torch.empty(0)
         self.is_running = False

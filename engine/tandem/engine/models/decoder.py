@@ -151,7 +151,8 @@ class Decoder:
             # In the model's dtype, as transformers has it: in bf16 that is another number.
             self._embedding_scale = float(torch.tensor(self.config.embedding_scale, dtype=self.dtype))
             if self._quantised is not None and self._quantised.weighs_errors:
-                self._calibration = WeightCalibration(self._quantised, self.config.vocab_size, self.max_positions)
+                ends = {id(layer.members()[-1]): index for index, layer in enumerate(self.layers)}
+                self._calibration = WeightCalibration(self._quantised, ends, self.config.vocab_size, self.max_positions)
             load_weights(
                 model_dir, self.parameters(), device=device, tp_rank=self._group.rank,
                 tp_size=self._tp_size, ignored_keys=ignored, ignored_prefixes=unused,
@@ -395,9 +396,8 @@ class Decoder:
             calibration.quantise_head(parameter, self._norm(self.norm))
         else:
             calibration.waits(parameter)
-            for index, layer in enumerate(self.layers):
-                if parameter is layer.members()[-1]:
-                    calibration.run(partial(self._pass_plain, index, layer))
+            if (index := calibration.ends.get(id(parameter))) is not None:
+                calibration.run(partial(self._pass_plain, index, self.layers[index]))
 
     def _pass_plain(self, index: int, layer: LayerParameters, x: Tensor) -> Tensor:
         """Calibration's x [T, hidden] behind a layer whose weights are loaded, and not quantised."""

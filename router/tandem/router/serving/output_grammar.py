@@ -30,8 +30,14 @@ MAX_TAGS = 128
 MAX_WHITESPACE_CHARS = 64
 _LONG_CHARS = 2048
 """Grammars at least this long are checked in a thread: the event loop has other streams to feed."""
-_CHECKED = 256
-"""Grammars whose check is remembered."""
+_CHECKED = 64
+"""Grammars whose check is remembered: up to MAX_GRAMMAR_CHARS each."""
+MAX_COMBINED = 9
+"""Patterns that may have to hold for one text. llguidance takes four times as long for each further one, minutes for a
+dozen, whatever its limits are."""
+_COMBINERS = {"$ref", "anyOf", "oneOf"}
+_COMBINED = {"pattern", "patternProperties", "properties"}
+_EMBEDDED = re.compile(r"%json\s*(?=\{)")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _VALUES = ("enum", "const", "default", "examples", "example")
 _LIMITS = LLParserLimits(**GRAMMAR_LIMITS, verbose_errors=False)
@@ -102,8 +108,58 @@ async def check_grammar(grammar: OutputGrammar) -> None:
 @functools.lru_cache(_CHECKED)
 def _error_of(text: str) -> str:
     """Reason why llguidance cannot use a grammar; "" = it can."""
+    has_many = "\\u" in text or text.count("pattern") > MAX_COMBINED
+    if has_many and any(_combined(schema) > MAX_COMBINED for schema in _embedded(text)):
+        how = "by allOf, or by $ref, anyOf and oneOf beside others"
+        return f"more than {MAX_COMBINED} patterns may have to hold for one text, {how}"
     is_wrong, messages = LLMatcher.validate_grammar_with_warnings(text, limits=_LIMITS)
     return messages[0] if is_wrong else ""
+
+
+def _embedded(text: str) -> Iterator[Any]:
+    """The JSON schemas in a grammar of llguidance, Lark or a document."""
+    if text.startswith("{"):
+        for grammar in orjson.loads(text)["grammars"]:
+            yield grammar.get("json_schema")
+            yield from _embedded(grammar.get("lark_grammar") or "")
+        return
+    decoder = json.JSONDecoder()
+    for found in _EMBEDDED.finditer(text):
+        try:
+            yield decoder.raw_decode(text, found.end())[0]
+        except (json.JSONDecodeError, RecursionError):  # which llguidance refuses, too
+            continue
+
+
+def _combined(schema: Any) -> int:
+    """At most so many patterns of a schema have to hold for one text."""
+    counts = [0]
+    for _, one in _schemas(schema, ""):
+        if "allOf" in one or (_COMBINERS & one.keys() and _COMBINED & one.keys()):
+            counts.append(_patterns(one, schema, set()))
+    return max(counts)
+
+
+def _patterns(value: Any, root: Mapping[str, Any], seen: set[str]) -> int:
+    """Patterns in a part of the schema `root`, with those of each definition that it refers to."""
+    if isinstance(value, list):
+        return sum(_patterns(one, root, seen) for one in value)
+    if not isinstance(value, dict):
+        return 0
+    count = int(isinstance(value.get("pattern"), str)) + len(value.get("patternProperties") or ())
+    reference = value.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#") and reference not in seen:
+        seen.add(reference)
+        count += _patterns(_pointed(root, reference), root, seen)
+    ignored = (*_VALUES, "$defs", "definitions")
+    return count + sum(_patterns(one, root, seen) for key, one in value.items() if key not in ignored)
+
+
+def _pointed(root: Any, reference: str) -> Any:
+    """The part of a schema that a reference such as "#/$defs/a" points to; None if there is none."""
+    for part in reference.removeprefix("#").split("/")[1:]:
+        root = root.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(root, dict) else None
+    return root
 
 
 def _ruled(schema: Any, param: str, is_strict: bool, whitespace: str | None) -> dict[str, Any]:

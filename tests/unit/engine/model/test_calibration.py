@@ -33,8 +33,8 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list["Watched"]:
 class Watched(WeightCalibration):
     """Keeps what the head met, and the inputs' weights of every matrix."""
 
-    def __init__(self, quantised: QuantisedWeights, vocab_size: int, max_positions: int) -> None:
-        super().__init__(quantised, vocab_size, max_positions)
+    def __init__(self, quantised: QuantisedWeights, *given: Any) -> None:
+        super().__init__(quantised, *given)
         self.normed = torch.empty(0)
         self.given: list[Tensor] = []
         quantise = quantised.quantise

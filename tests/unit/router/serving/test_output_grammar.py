@@ -1,6 +1,7 @@
 """Grammars of structured outputs: what is built of each kind of constraint, and where refusals point."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -139,6 +140,44 @@ def test_strict_schemas_close_their_objects(schema: Any, place: str) -> None:
 )
 def test_other_grammars_are_refused_by_their_field(make: Any, place: str) -> None:
     assert refused(make).param == place
+
+
+def pattern(number: int) -> dict[str, Any]:
+    return {"type": "string", "pattern": f".*[{chr(97 + number)}-z]{{{20 + number}}}.*"}
+
+
+def chained(combiner: str) -> Any:
+    """Fourteen patterns that all hold for one text: llguidance would take minutes."""
+    if combiner == "allOf":
+        return {"allOf": [pattern(number) for number in range(14)]}
+    if combiner == "$ref":
+        defs = {f"a{number}": {**pattern(number), "$ref": f"#/$defs/a{number + 1}"} for number in range(13)}
+        return {"$ref": "#/$defs/a0", "$defs": {**defs, "a13": pattern(13)}}
+    whole: Any = pattern(0)
+    for number in range(1, 14):
+        whole = {**pattern(number), combiner: [whole, {"type": "integer"}]}
+    if combiner == "oneOf":
+        return {"type": "object", "properties": {"k": whole}}
+    return whole
+
+
+@pytest.mark.parametrize("combiner", ["allOf", "$ref", "anyOf", "oneOf"])
+def test_patterns_that_would_take_minutes_to_combine_are_refused(combiner: str) -> None:
+    schema = chained(combiner)
+    in_lark = OutputGrammar(
+        f"start: call\ncall: %json {json.dumps(schema)}".replace('"pattern"', '"\\u0070attern"'), "p"
+    )
+    in_tag = tag_grammar([("<f=a>", schema, "</f>")], ["<f="], "p")
+    for grammar in (schema_grammar(schema, "p"), in_lark, in_tag):
+        assert "more than 9 patterns" in str(refused(lambda grammar=grammar: grammar))
+
+
+def test_patterns_apart_are_as_many_as_they_are() -> None:
+    fields = {f"f{number}": {"type": "string", "pattern": "^[a-z]{2}$"} for number in range(40)}
+    few = {"allOf": [{"type": "string", "pattern": "^a"}, {"type": "string", "pattern": "z$"}]}
+    grammar = schema_grammar({"type": "object", "properties": {**fields, "few": few}}, "p")
+    assert accepts(grammar, '{"f0":"ab","few":"abcz"}')
+    assert not accepts(grammar, '{"few":"abc"}')
 
 
 def test_a_long_grammar_is_checked_too() -> None:
