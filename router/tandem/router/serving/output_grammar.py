@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 from llguidance import LLMatcher, LLParserLimits, StructTag
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 
 from tandem.core.errors import InvalidGrammarError
 from tandem.core.output_grammar import GRAMMAR_LIMITS, MAX_GRAMMAR_CHARS, WHITESPACE, OutputGrammar
@@ -30,6 +30,9 @@ MAX_TAGS = 128
 MAX_WHITESPACE_CHARS = 64
 _LONG_CHARS = 2048
 """Grammars at least this long are checked in a thread: the event loop has other streams to feed."""
+MAX_GBNF_CHARS = 1 << 14
+MAX_GBNF_RULES = 256
+"""Its conversion to Lark takes the square of the rules: 8,000 of them take 40 s."""
 _CHECKED = 64
 """Grammars whose check is remembered: up to MAX_GRAMMAR_CHARS each."""
 MAX_COMBINED = 9
@@ -66,9 +69,15 @@ def choice_grammar(choices: Sequence[str], param: str) -> OutputGrammar:
 
 
 def text_grammar(text: str, param: str) -> OutputGrammar:
-    """A grammar that the client wrote: Lark in llguidance's dialect, or GBNF."""
+    """A grammar that the client wrote: Lark in llguidance's dialect, or GBNF, which is converted here."""
+    if is_lark_syntax(text):
+        return OutputGrammar(text, param)
+    rules = text.count("::=")
+    if len(text) > MAX_GBNF_CHARS or rules > MAX_GBNF_RULES:
+        why = f"it has {len(text)} characters and {rules} rules; {MAX_GBNF_CHARS} and {MAX_GBNF_RULES} are allowed"
+        raise InvalidGrammarError(f"{param} is too large for GBNF", why=why, todo="write it in Lark", param=param)
     try:
-        return OutputGrammar(any_to_lark(text), param)
+        return OutputGrammar(gbnf_to_lark(text), param)
     except Exception as error:  # noqa: BLE001 - the converter's parser raises nothing more specific
         raise InvalidGrammarError(f"{param} cannot be read", why=str(error), param=param) from None
 

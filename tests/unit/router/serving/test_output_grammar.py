@@ -11,6 +11,8 @@ from tandem.core.errors import InvalidGrammarError
 from tandem.core.output_grammar import MAX_GRAMMAR_CHARS, OutputGrammar
 from tandem.router.serving.output_grammar import (
     MAX_CHOICES,
+    MAX_GBNF_CHARS,
+    MAX_GBNF_RULES,
     MAX_NESTING,
     check_grammar,
     choice_grammar,
@@ -132,6 +134,8 @@ def test_strict_schemas_close_their_objects(schema: Any, place: str) -> None:
         (lambda: choice_grammar(["a"] * (MAX_CHOICES + 1), "p"), "p"),
         (lambda: text_grammar("start: missing", "p"), "p"),
         (lambda: text_grammar("root ::= (", "p"), "p"),
+        (lambda: text_grammar('root ::= "' + "a" * MAX_GBNF_CHARS + '"', "p"), "p"),
+        (lambda: text_grammar("\n".join(f'root{n} ::= "a"' for n in range(MAX_GBNF_RULES + 1)), "p"), "p"),
         (lambda: tag_grammar([], ["<"], "p"), "p"),
         (lambda: tag_grammar([("<f=a>", PERSON, "")], ["<g", ""], "p"), "p.structures[0].begin"),
         (lambda: schema_grammar(PERSON, "p", whitespace=" " * 65), "p"),
