@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from tandem.core import metric_names as names
 from tandem.core.errors import InvalidGrammarError
 from tandem.core.gguf.model_files import GgufModel, folder_of, is_gguf
+from tandem.core.gguf.tokenizer_json import tokenizer_json
 from tandem.core.output_grammar import GRAMMAR_LIMITS
-from tandem.engine.gguf.vocabulary import GgufVocabulary
 
 MAX_COMPILED = 128
 MAX_CHARS = 4 << 20
@@ -101,13 +101,12 @@ class OutputMatcher:
 
 
 def load_tokenizer(model: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
-    """Read the tokenizer.json of a model's folder, or the vocabulary of a GGUF file that has none beside it. Raises
+    """Read the tokenizer.json of a model's folder, or the tokenizer of a GGUF file that has none beside it. Raises
     ModelError or ValueError."""
     file = folder_of(model) / "tokenizer.json"
-    if file.is_file() or not is_gguf(model):
-        return LLTokenizer(str(file), vocab_size, list(eos_token_ids) or None)
-    vocabulary = GgufVocabulary(GgufModel(model).metadata, tuple(eos_token_ids))
-    return LLTokenizer(TokenizerWrapper(vocabulary), vocab_size, list(eos_token_ids))
+    is_beside = file.is_file() or not is_gguf(model)
+    source = str(file) if is_beside else tokenizer_json(GgufModel(model).metadata)
+    return LLTokenizer(source, vocab_size, list(eos_token_ids) or None)
 
 
 class OutputGrammars:

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as HubTokenizer
 
 from tandem.core.errors import ContextLengthError, InvalidRequestError, ModelError
 from tandem.core.gguf.model_files import GgufModel, folder_of, is_gguf
+from tandem.core.gguf.tokenizer_json import special_tokens
 from tandem.core.memory import return_free_memory
 from tandem.router.tokenization.chat_template import (
     DEFAULT_RENDERING,
@@ -29,7 +30,7 @@ from tandem.router.tokenization.detokenizer import (
     IncrementalDetokenizer,
     MarkingDetokenizer,
 )
-from tandem.router.tokenization.gguf_tokenizer import build_tokenizer, special_tokens
+from tandem.router.tokenization.gguf_tokenizer import build_tokenizer
 from tandem.router.tokenization.template_sandbox import LongText, slices
 
 T = TypeVar("T")

@@ -12,13 +12,15 @@ from typing import Any
 
 import gguf
 import pytest
-from tokenizers import Regex, pre_tokenizers
+from tokenizers import Regex, models, pre_tokenizers
+from tokenizers import Tokenizer as HubTokenizer
 
 from tandem.core.errors import InvalidRequestError, ModelError
 from tandem.core.gguf.file import GgufFile
+from tandem.core.gguf.text_splits import SPLITTINGS
+from tandem.core.gguf.tokenizer_json import special_tokens
 from tandem.core.gguf.tokens import TokenType, end_token_ids
-from tandem.router.tokenization.gguf_splits import SPLITTINGS
-from tandem.router.tokenization.gguf_tokenizer import build_tokenizer, special_tokens
+from tandem.router.tokenization.gguf_tokenizer import build_tokenizer
 from tandem.router.tokenization.tokenizer import LONG_TEXT_CHARS, Tokenizer
 from tools.gguf_model import write_gguf
 
@@ -238,6 +240,12 @@ def test_a_tokenizer_json_beside_the_file_wins(bundled: Path, tmp_path: Path) ->
     assert Tokenizer.load(tmp_path / "tiny.gguf").encode_now("Hi", add_special_tokens=False)
 
 
+def pre_tokenizer(name: str) -> Any:
+    """The split of that name, by the tokenizers library."""
+    hub = json.loads(HubTokenizer(models.BPE()).to_str())
+    return HubTokenizer.from_str(json.dumps({**hub, "pre_tokenizer": SPLITTINGS[name].pre_tokenizer()})).pre_tokenizer
+
+
 def test_names_of_splits_mean_what_transformers_takes_them_for() -> None:
     theirs = pytest.importorskip("transformers.integrations.gguf.gguf_tokenizer_mapping").GGUF_PRE_TOKENIZER_SPLITS
     texts = GGUF_TEXTS + drawn_texts("aB'sRE 12٣é日🙂\n\r\t/._-½ ")
@@ -246,7 +254,7 @@ def test_names_of_splits_mean_what_transformers_takes_them_for() -> None:
     for name in compared:
         cut = pre_tokenizers.Split(Regex(theirs[name]), behavior="isolated")
         want = pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-        ours = SPLITTINGS[name].pre_tokenizer()
+        ours = pre_tokenizer(name)
         for text in texts:
             assert ours.pre_tokenize_str(text) == want.pre_tokenize_str(text), (name, text)
 
@@ -255,9 +263,9 @@ def test_names_of_splits_mean_what_transformers_takes_them_for() -> None:
 def test_splits_lose_nothing(name: str) -> None:
     byte_of = dict(zip(*_alphabet(), strict=True))
     for text in GGUF_TEXTS + drawn_texts("aB'sRE 12٣é日🙂\n\r\t/._-½ "):
-        pieces = [piece for piece, _ in SPLITTINGS[name].pre_tokenizer().pre_tokenize_str(text)]
+        pieces = [piece for piece, _ in pre_tokenizer(name).pre_tokenize_str(text)]
         assert bytes(byte_of[char] for piece in pieces for char in piece).decode() == text
-    digits = [piece for piece, _ in SPLITTINGS["smollm"].pre_tokenizer().pre_tokenize_str("a 123")]
+    digits = [piece for piece, _ in pre_tokenizer("smollm").pre_tokenize_str("a 123")]
     assert digits == ["a", "Ġ", "1", "2", "3"]
 
 

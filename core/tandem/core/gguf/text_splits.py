@@ -1,4 +1,5 @@
-"""Pre-tokenizers of byte-level vocabularies, by the name that a GGUF file gives: `tokenizer.ggml.pre`.
+"""Pre-tokenizers of byte-level vocabularies, by the name that a GGUF file gives: `tokenizer.ggml.pre`. In the form of a
+tokenizer.json.
 
 The expressions are those of the models' own tokenizer.json, where llama.cpp has others that mean the same.
 """
@@ -7,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
-
-from tokenizers import Regex, normalizers, pre_tokenizers
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -44,14 +43,21 @@ class Splitting:
     adds_bos: bool = False
     is_composed: bool = False
 
-    def pre_tokenizer(self) -> Any:
-        steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if self.has_lone_digits else []
-        steps += [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in self.patterns]
-        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not self.patterns))
-        return pre_tokenizers.Sequence(steps)
+    def pre_tokenizer(self) -> dict[str, Any]:
+        steps: list[dict[str, Any]] = []
+        if self.has_lone_digits:
+            steps.append({"type": "Digits", "individual_digits": True})
+        steps += [
+            {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+            for pattern in self.patterns
+        ]
+        steps.append({
+            "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": not self.patterns,
+        })  # fmt: skip
+        return {"type": "Sequence", "pretokenizers": steps}
 
-    def normalizer(self) -> Any:
-        return normalizers.NFC() if self.is_composed else None
+    def normalizer(self) -> dict[str, Any] | None:
+        return {"type": "NFC"} if self.is_composed else None
 
 
 def _each(names: str, splitting: Splitting) -> dict[str, Splitting]:

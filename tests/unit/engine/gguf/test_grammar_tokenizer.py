@@ -1,4 +1,4 @@
-"""Token bytes of GGUF vocabularies, as output grammars need them."""
+"""Tokenizers of GGUF files, as output grammars need them."""
 
 from pathlib import Path
 from typing import Any
@@ -6,25 +6,12 @@ from typing import Any
 import gguf
 import pytest
 from llguidance import LLMatcher, LLTokenizer
+from tokenizers import Tokenizer as HubTokenizer
 
-from tandem.core.errors import ModelError
-from tandem.core.gguf.file import GgufFile
 from tandem.core.gguf.tokens import TokenType
-from tandem.engine.gguf.vocabulary import GgufVocabulary
 from tandem.engine.output_grammars import load_tokenizer
 from tests.unit.engine.bundled import MODEL
 from tools.gguf_model import write_gguf
-
-
-def written(path: Path, kind: str, tokens: list[str], types: list[int]) -> GgufFile:
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_tokenizer_model(kind)
-    writer.add_token_list(tokens)
-    writer.add_token_types(types)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    return GgufFile(path)
 
 
 def test_a_file_has_the_bytes_of_its_tokenizer_json(tmp_path: Path) -> None:
@@ -50,25 +37,33 @@ def test_a_grammar_is_followed_alike(tmp_path: Path) -> None:
     assert masks[0] == masks[1]
 
 
+def test_forced_text_is_cut_as_in_training(tmp_path: Path) -> None:
+    """In single bytes a model would read text that it has never seen."""
+    write_gguf(MODEL, tmp_path / "tiny.gguf")
+    hub = HubTokenizer.from_file(str(MODEL / "tokenizer.json"))
+    tokenizer = load_tokenizer(tmp_path / "tiny.gguf", 4096, (1,))
+    matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_regex("The temperature of the following, please: [0-9]"))
+    want = hub.encode("The temperature of the following, please:", add_special_tokens=False).ids
+    assert len(want) < 20
+    assert matcher.compute_ff_tokens()[: len(want)] == want
+
+
 def test_sentence_piece(tmp_path: Path) -> None:
     kinds = {
         "<unk>": TokenType.UNKNOWN, "</s>": TokenType.CONTROL, "<0x0A>": TokenType.BYTE, "▁the": TokenType.NORMAL,
         "<0x41>": TokenType.NORMAL, "▁▁": TokenType.USER_DEFINED,
     }  # fmt: skip
-    file = written(tmp_path / "made.gguf", "llama", list(kinds), [int(kind) for kind in kinds.values()])
-    vocabulary = GgufVocabulary(file.metadata, (1,))
-    assert vocabulary.tokens == [b"<unk>", b"</s>", b"\n", b" the", b"<0x41>", b"  "]
-    assert vocabulary.special_token_ids == [1]
-    assert vocabulary("\nA") == [2]
-
-
-def test_an_incomplete_file_is_refused(tmp_path: Path) -> None:
-    file = written(tmp_path / "made.gguf", "llama", ["a", "b"], [1])
-    with pytest.raises(ModelError):
-        GgufVocabulary(file.metadata, (1,))
-    whole = written(tmp_path / "whole.gguf", "llama", ["a", "b"], [1, 1])
-    with pytest.raises(ModelError):
-        GgufVocabulary(whole.metadata, ())
+    writer = gguf.GGUFWriter(tmp_path / "made.gguf", "llama")
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(list(kinds))
+    writer.add_token_types([int(kind) for kind in kinds.values()])
+    writer.add_token_scores([0.0] * len(kinds))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    tokenizer = load_tokenizer(tmp_path / "made.gguf", len(kinds), (1,))
+    assert [tokenizer.decode_bytes([token]) for token in (2, 3, 5)] == [b"\n", b" the", b"  "]
+    assert [token for token in range(len(kinds)) if tokenizer.is_special_token(token)] == [1]
 
 
 def test_a_folder_without_a_tokenizer_is_an_error(tmp_path: Path) -> None:
