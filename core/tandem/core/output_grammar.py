@@ -6,6 +6,7 @@ expressions. State inside an answer is the grammar and the tokens so far, so any
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,10 @@ from typing import Any
 MAX_GRAMMAR_CHARS = 1 << 18
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,8}"
 """Between the tokens of JSON. It has a bound, because models loop in blanks."""
+
+SPACING: Mapping[str, Any] = {"whitespace_flexible": True, "whitespace_pattern": WHITESPACE}
+"""Options of llguidance for JSON schemas (`x-guidance`)."""
+_USUAL_SPACING: Mapping[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 GRAMMAR_LIMITS: Mapping[str, Any] = {
     "initial_lexer_fuel": 1_000_000,
@@ -31,3 +36,12 @@ class OutputGrammar:
 
     text: str
     param: str
+
+
+def usually_spaced(text: str) -> str:
+    """Return the grammar with JSON spaced as most models write it: a part of what `text` allows with SPACING, with more
+    places where a single text can follow. `text` itself where it has no such JSON."""
+    for separators in ((",", ":"), (", ", ": ")):
+        own, usual = (json.dumps(one, separators=separators)[1:-1] for one in (SPACING, _USUAL_SPACING))
+        text = text.replace(own, usual)
+    return text

@@ -12,9 +12,7 @@ from tandem.engine.runner_protocol import SampleRow
 from tandem.engine.sequence import QueueState, RequestState
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
-
-    from tandem.engine.output_grammars import OutputGrammars
+    from tandem.engine.output_grammars import CompiledGrammar, OutputGrammars
 
 _WAIT_S = 0.005
 """For a grammar where nothing else can run; longer ones are looked for again after the next messages."""
@@ -32,7 +30,7 @@ class AwaitedGrammars:
     def __bool__(self) -> bool:
         return bool(self._states)
 
-    def compile(self, sampling: SamplingParams) -> Future[LLMatcher]:
+    def compile(self, sampling: SamplingParams) -> Future[CompiledGrammar]:
         """Begin to compile the grammar of a request; raises InvalidGrammarError where none can be followed."""
         if self._grammars is None:
             why = "its folder has no tokenizer.json"
@@ -66,11 +64,15 @@ class AwaitedGrammars:
 
     def begin_masks(self, rows: Sequence[SampleRow]) -> None:
         """Have the masks of rows with a grammar computed while the logits are."""
-        matchers = [row.sampling.matcher for row in rows if row.sampling.matcher is not None and row.token is None]
-        if matchers and self._grammars is not None:
-            self._grammars.begin_masks(matchers)
+        drafts = {
+            row.sampling.matcher: row.drafts  # the last row of a choice has all of them
+            for row in rows
+            if row.sampling.matcher is not None and row.token is None
+        }
+        if drafts and self._grammars is not None:
+            self._grammars.begin_masks(drafts)
 
-    def _follow(self, state: RequestState, compiled: LLMatcher) -> None:
+    def _follow(self, state: RequestState, compiled: CompiledGrammar) -> None:
         assert self._grammars is not None
         for sequence in state.live:
             matcher = self._grammars.matcher(compiled, state.request.sampling.stop_token_ids)

@@ -49,6 +49,7 @@ from tandem.engine.step_assembly import (
     prefill_slices,
     prompt_logprobs,
     scoring,
+    verified,
 )
 from tandem.engine.step_budget import SchedulerConfig, StepPace
 from tandem.engine.swapping import Swap
@@ -392,7 +393,7 @@ class Engine:
         for item in items:
             state, sampling_choices = item.state, item.sampling_choices
             scored = list(islice(results, len(scoring(item))))
-            tokens = list(islice(results, len(sampling_choices)))
+            tokens = list(islice(results, len(sampling_choices) + len(item.drafts)))
             if is_stale(item):  # cancelled by a layer hook or since it began, or failed with another choice
                 continue
             if not all(result.is_valid for result in (*scored, *tokens)):
@@ -400,11 +401,9 @@ class Engine:
                 self.blocks.unpublish(state)  # earlier blocks of this prompt may be bad too
                 self._fail([item], error, failed)
                 continue
-            item.sequence.computed = item.end
-            self.blocks.publish(state, item.sequence)
-            self.blocks.leave(state, item.sequence)
-            if scored:
-                scores.append(prompt_logprobs(item, scored))
+            if item.drafts:
+                tokens = verified(item, tokens)
+                sampling_choices = [item.sequence] * len(tokens)
             for sequence, result in zip(sampling_choices, tokens, strict=True):
                 sequence.append(result.token)
                 self._finish_if_done(state, sequence)
@@ -416,6 +415,11 @@ class Engine:
             else:
                 if sampling_choices:
                     state.is_preempted = False
+                item.sequence.computed = item.end + (len(tokens) - 1 if item.drafts else 0)
+                self.blocks.publish(state, item.sequence)
+                self.blocks.leave(state, item.sequence)
+                if scored:
+                    scores.append(prompt_logprobs(item, scored))
                 self._settle(state, item)
 
     def _settle(self, state: RequestState, item: StepItem) -> None:

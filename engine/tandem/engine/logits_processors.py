@@ -55,7 +55,7 @@ def apply_masks(scores: Tensor, rows: Sequence[SampleRow]) -> None:
     vocab = scores.shape[1]
     guided = [place for place, row in enumerate(rows) if row.sampling.matcher is not None]
     if guided:
-        _apply_grammars(scores, guided, [rows[place].sampling for place in guided])
+        _apply_grammars(scores, guided, [rows[place] for place in guided])
     both = [place for place in guided if rows[place].sampling.has_mask]
     before = scores[both] if both else None  # a copy
     ids = array("q")
@@ -80,9 +80,9 @@ def apply_masks(scores: Tensor, rows: Sequence[SampleRow]) -> None:
         scores[both] = torch.where(kept.amax(dim=-1, keepdim=True) > -math.inf, kept, before)
 
 
-def _apply_grammars(scores: Tensor, places: list[int], states: Sequence[ChoiceSampling]) -> None:
+def _apply_grammars(scores: Tensor, places: list[int], rows: Sequence[SampleRow]) -> None:
     """Forbid the rows at `places` what their grammars do."""
-    masks = bytearray().join(state.matcher.mask() for state in states if state.matcher is not None)
+    masks = bytearray().join(row.sampling.matcher.mask(row.drafts) for row in rows if row.sampling.matcher is not None)
     bits = torch.frombuffer(masks, dtype=torch.uint8).view(len(places), -1).to(scores.device)
     shifts = torch.arange(8, dtype=torch.uint8, device=scores.device)
     is_forbidden = (bits[:, :, None] >> shifts & 1).view(len(places), -1)[:, : scores.shape[1]] == 0

@@ -31,6 +31,9 @@ class SeqSlice:
 class StepBatch:
     """Tokens of all sequences one after the other: decode sequences (one query token) first, then prefill chunks.
 
+    A draft token is a decode sequence of its own, with the table of the one that it continues: in every layer the KV of
+    all tokens is stored before any of them attends.
+
     `positions[i]` is the position of `token_ids[i]` in its sequence; `logit_rows` are indices into `token_ids`, in
     the requested order of their logits.
     """
@@ -56,13 +59,15 @@ class StepBatch:
 class SampleRow:
     """One token to choose: from logits row `row`, for output `index` of a choice.
 
-    With a `token` none is chosen: that one, of the prompt, is reported as if it had been.
+    With a `token` none is chosen: that one, of the prompt, is reported as if it had been. `drafts`: output tokens
+    before it that `sampling` has not counted, because it is not known yet if they will be chosen.
     """
 
     row: int
     index: int
     sampling: ChoiceSampling
     token: int | None = None
+    drafts: tuple[int, ...] = ()
 
 
 class Begun(Protocol):

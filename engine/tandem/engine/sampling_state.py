@@ -71,6 +71,13 @@ class ChoiceSampling:
         matcher.replay(outputs)
         self.matcher = matcher
 
+    def drafts(self, most: int) -> tuple[int, ...]:
+        """At most `most` output tokens that probably come next by the grammar. None where scores depend on the tokens
+        before in more than the logits and the grammar."""
+        if self.matcher is None or self.has_penalty or self.has_mask or most < 1:
+            return ()
+        return self.matcher.drafts(most)
+
     @property
     def is_complete(self) -> bool:
         """True if there is a grammar, and the last token ended the answer by it."""

@@ -27,10 +27,16 @@ from tandem.engine.sequence import Age, QueueState, RequestState, Sequence
 from tandem.engine.step_budget import SHORT_REST, SchedulerConfig, StepPace
 from tandem.engine.swapping import Swap
 
+MAX_DRAFTS = 8
+"""Of one choice in a step."""
+
 
 @dataclass(slots=True)
 class StepItem:
-    """Tokens [start, end) of one sequence to compute. `sampling_choices` sample from the last one's logits."""
+    """Tokens [start, end) of one sequence to compute. `sampling_choices` sample from the last one's logits.
+
+    `drafts`: tokens that probably follow a decode's; they are computed with it, and hold as far as they are chosen.
+    """
 
     state: RequestState
     sequence: Sequence
@@ -38,6 +44,7 @@ class StepItem:
     end: int
     sampling_choices: list[Sequence]
     copies: list[BlockCopy]
+    drafts: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -238,8 +245,23 @@ class Scheduler:
                 items.append(StepItem(state, sequence, end - 1, end, [sequence], copies))
             if state.place is QueueState.RUNNING:
                 plan.items += items
+        self._plan_drafts(plan, limit)
         _count_decodes(plan)
         return [state for state in prefilling if state.place is QueueState.RUNNING]
+
+    def _plan_drafts(self, plan: StepPlan, limit: int) -> None:
+        """Add drafts to the decodes, oldest first: few enough for a step to stay hardly longer, and none for which a
+        block would have to be taken from another request."""
+        room = min(self._config.draft_rows, limit) - len(plan.items)
+        for item in plan.items:
+            if room <= 0:
+                break
+            sequence = item.sequence
+            left = item.state.request.sampling.max_tokens - len(sequence.outputs) - 1
+            drafts = sequence.sampling.drafts(min(room, left, MAX_DRAFTS))
+            if drafts and self._space.extend_ahead(item.state, sequence, item.end + len(drafts)):
+                item.drafts = drafts
+                room -= len(drafts)
 
     def _plan_prefills(self, plan: StepPlan, prefilling: list[RequestState], now_s: float) -> None:
         """Spend the rest of the budget on prompts, at least one block if any request waits and has room."""
@@ -419,8 +441,9 @@ class Scheduler:
 
 def _count_decodes(plan: StepPlan) -> None:
     """For a plan that has nothing else yet."""
-    plan.decode_tokens = len(plan.items)
-    plan.context_tokens = sum(item.end for item in plan.items)
+    contexts = [item.end + count for item in plan.items for count in range(len(item.drafts) + 1)]
+    plan.decode_tokens = len(contexts)
+    plan.context_tokens = sum(contexts)
     plan.decode_attended = plan.context_tokens - plan.decode_tokens / 2
 
 

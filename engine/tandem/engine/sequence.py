@@ -24,7 +24,7 @@ from tandem.engine.request import EngineRequest, RequestKind
 from tandem.engine.sampling_state import ChoiceSampling
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
+    from tandem.engine.output_grammars import CompiledGrammar
 
 GONE = BlockId(0)
 Age = tuple[float, int]
@@ -143,7 +143,7 @@ class RequestState:
         self.is_forked = len(self.live) <= 1
         self.is_preempted = False
         self.lost_tokens = 0
-        self.compiling: Future[LLMatcher] | None = None  # no choice samples until its grammar is there
+        self.compiling: Future[CompiledGrammar] | None = None  # no choice samples until its grammar is there
         self.place = QueueState.WAITING
         self.cached_tokens: int | None = None
         self.scored = 0 if request.sampling.prompt_logprobs is not None else len(request.prompt) - 1

@@ -14,7 +14,7 @@ from tandem.engine.sequence import QueueState
 def assemble(items: list[StepItem]) -> tuple[StepBatch, list[SampleRow]]:
     """The batch, and one row for every prompt token that is to be scored and for every taker, in the order of items.
 
-    A token that is not known yet, because the step before chooses it, is 0.
+    A token that is not known yet, because the step before chooses it, is 0. Each draft has a sequence and a row.
     """
     token_ids: list[int] = []
     positions: list[int] = []
@@ -43,6 +43,13 @@ def assemble(items: list[StepItem]) -> tuple[StepBatch, list[SampleRow]]:
             for taker in item.sampling_choices:
                 rows.append(SampleRow(len(logit_rows), end - taker.prompt_tokens, taker.sampling))
             logit_rows.append(len(token_ids) - 1)
+        for count, draft in enumerate(item.drafts, 1):
+            sequences.append(SeqSlice(1, end + count, sequence.tables))
+            index = end + count - sequence.prompt_tokens
+            rows.append(SampleRow(len(logit_rows), index, sequence.sampling, drafts=item.drafts[:count]))
+            logit_rows.append(len(token_ids))
+            token_ids.append(draft)
+            positions.append(end + count - 1)
     return StepBatch(token_ids, positions, sequences, logit_rows), rows
 
 
@@ -79,6 +86,15 @@ def prefill_slices(items: list[StepItem]) -> list[PrefillSlice]:
 def is_chunk(item: StepItem) -> bool:
     """True if it is more than one token."""
     return item.end - item.start > 1
+
+
+def verified(item: StepItem, chosen: list[TokenOutput]) -> list[TokenOutput]:
+    """The tokens that hold, of those chosen behind an item's last token and behind each of its drafts: up to the first
+    that is another than the draft after it."""
+    count = 1
+    while count < len(chosen) and chosen[count - 1].token == item.drafts[count - 1]:
+        count += 1
+    return chosen[:count]
 
 
 class BegunStep:

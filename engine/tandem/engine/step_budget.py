@@ -32,7 +32,7 @@ class SchedulerConfig:
     `max_step_tokens` and `max_step_s` bound a step; decodes are served first. A step without decodes may take longer
     (see WITHOUT_DECODES), and longer still where it would be mostly fixed cost (see FIXED_SHARE). `max_sequences`
     bounds decodes a step and admitted choices, `chunk_tokens` the prompt tokens of one request a step. `queue` orders
-    prompts.
+    prompts. `draft_rows`: decodes and drafts in a step with drafts; with more, each one would take about its own time.
     """
 
     max_step_tokens: int = 512
@@ -40,6 +40,7 @@ class SchedulerConfig:
     max_sequences: int = 64
     chunk_tokens: int = 512
     queue: QueueRules = FIRST_COME
+    draft_rows: int = 16
 
     def __post_init__(self) -> None:
         for name in ("max_step_tokens", "max_step_s", "max_sequences", "chunk_tokens"):

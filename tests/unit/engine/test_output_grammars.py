@@ -9,6 +9,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from tandem.core.errors import InvalidGrammarError
+from tandem.core.output_grammar import SPACING
 from tandem.engine import output_grammars
 from tandem.engine.output_grammars import MAX_COMPILED, OutputGrammars, OutputMatcher, load_tokenizer
 from tests.unit.engine.bundled import MODEL
@@ -103,16 +104,49 @@ def test_stop_tokens_wait_for_a_complete_answer(grammars: OutputGrammars) -> Non
 
 def test_masks_come_from_another_thread(grammars: OutputGrammars) -> None:
     first, second = matcher_of(grammars), matcher_of(grammars)
-    wanted = first.compute()
-    grammars.begin_masks([first, second])
+    (wanted,) = first.compute()
+    grammars.begin_masks({first: (), second: ()})
     assert first.mask() == second.mask() == wanted
     assert grammars.masks == 2
-    grammars.begin_masks([first, second])
+    grammars.begin_masks({first: (), second: ()})
     assert first.mask() == wanted
     assert grammars.masks == 2, "nothing is computed again before a token came"
     first.advance(TOKENIZER.tokenize_str("{")[0])
-    grammars.begin_masks([first])
+    grammars.begin_masks({first: ()})
     assert first.mask() != wanted
+
+
+def test_masks_behind_drafts_are_those_behind_the_same_tokens(grammars: OutputGrammars) -> None:
+    text = '{"name": "Zo", "sizes": [1, 2]}'
+    tokens, ahead, behind = TOKENIZER.tokenize_str(text), matcher_of(grammars), matcher_of(grammars)
+    grammars.begin_masks({ahead: tokens})
+    for count, token in enumerate(tokens):
+        assert ahead.mask(tokens[:count]) == behind.mask(), count
+        behind.advance(token)
+    assert ahead.mask(tokens) == behind.mask()
+    ahead.replay(tokens)
+    assert ahead.mask() == behind.mask(), "drafts are taken back"
+
+
+def test_drafts_are_what_must_follow(grammars: OutputGrammars) -> None:
+    spaced = json.dumps({"grammars": [{"json_schema": {**SCHEMA, "x-guidance": SPACING}}]}, separators=(",", ":"))
+    matcher = matcher_of(grammars, spaced)
+    matcher.replay(TOKENIZER.tokenize_str("{"))
+    assert TOKENIZER.decode_str(list(matcher.drafts(8))) == '"name":'
+    assert len(matcher.drafts(1)) == 1
+    matcher.replay(TOKENIZER.tokenize_str('"name":"a"'))
+    assert matcher.drafts(8) == (), "the usual spacing is not this answer's"
+    complete = matcher_of(grammars, 'start: "yes"')
+    complete.replay(complete.drafts(8))
+    assert allowed(complete.mask()) == {EOS}
+    assert complete.drafts(8) == (), "the end is chosen"
+
+
+def test_no_draft_is_a_stop_token(grammars: OutputGrammars) -> None:
+    tokens = TOKENIZER.tokenize_str("the whole sentence")
+    stop = tokens[-1]
+    assert matcher_of(grammars, 'start: "the whole sentence"').drafts(8)[: len(tokens)] == tuple(tokens)
+    assert stop not in matcher_of(grammars, 'start: "the whole sentence"', (stop,)).drafts(8)
 
 
 def test_a_grammar_that_cannot_be_used_is_an_error_of_the_client(grammars: OutputGrammars) -> None:

@@ -114,6 +114,23 @@ def test_an_end_token_and_a_stop_token_end_the_answer() -> None:
     assert said == {("free", 0): oracle(free), ("stop", 0): oracle(free)[:4], ("end", 0): [EOS[0]]}
 
 
+def test_drafts_give_the_tokens_of_steps_one_after_the_other() -> None:
+    """As sequences of a token each that follow each other in one table."""
+    prompt, tables = prompt_of(9), ([3, 1, 2],)
+    alone, together = (new_runner(layout(block_tokens=4)) for _ in range(2))
+    tokens = [prefill(alone, prompt, tables)]
+    assert prefill(together, prompt, tables) == tokens[0]
+    state = ChoiceSampling(SamplingParams(max_tokens=9, temperature=0.0), 0, prompt)
+    for place in range(9, 12):
+        batch = StepBatch([tokens[-1]], [place], [SeqSlice(1, place + 1, tables)], [0])
+        (said,) = alone.step(batch, [SampleRow(0, place - 8, state)])
+        tokens.append(said.token)
+    batch = StepBatch(tokens[:3], [9, 10, 11], [SeqSlice(1, end, tables) for end in (10, 11, 12)], [0, 1, 2])
+    assert [
+        said.token for said in together.step(batch, [SampleRow(row, row + 1, state) for row in range(3)])
+    ] == tokens[1:]
+
+
 @pytest.mark.parametrize("count", [0, 3])
 def test_logprobs_are_valid(count: int) -> None:
     runner = new_runner(layout(), vocab_size=50)

@@ -106,14 +106,21 @@ class SimRunner:
                     raise ValueError(f"{sequence.context_tokens} tokens do not fit the table's {len(table)} blocks")
 
     def _chain(self, batch: StepBatch) -> list[list[int]]:
-        """The hashes of every sequence's new tokens, behind the one that the slot before them holds."""
-        hashes, row = [], 0
+        """The hashes of every sequence's new tokens, behind the one in the slot before them. Drafts are sequences that
+        follow each other in a step."""
+        hashes, row, size = [], 0, self.pools[0].spec.block_tokens
+        written: dict[tuple[int, int], int] = {}
         for sequence in batch.sequences:
             start = sequence.context_tokens - sequence.query_tokens
             if batch.positions[row] != start:
                 raise ValueError(f"a sequence goes on at position {batch.positions[row]}, not {start}")
-            before = self.pools[0].hash_at(sequence.block_tables[0], start - 1)
+            table = sequence.block_tables[0]
+            before = written.get((table[(start - 1) // size], (start - 1) % size)) if start else None
+            if before is None:
+                before = self.pools[0].hash_at(table, start - 1)
             hashes.append(chain(before, batch.token_ids[row : row + sequence.query_tokens]))
+            end = sequence.context_tokens - 1
+            written[table[end // size], end % size] = hashes[-1][-1]
             row += sequence.query_tokens
         return hashes
 
@@ -143,7 +150,7 @@ class SimRunner:
         token = choose(
             digest, params, sampling.choice, row.index, vocab_size=self.vocab_size, eos_token_ids=self.eos_token_ids,
             banned=sampling.banned(row.index, self.vocab_size) if sampling.has_mask else (),
-            mask=None if sampling.matcher is None else sampling.matcher.mask(),
+            mask=None if sampling.matcher is None else sampling.matcher.mask(row.drafts),
         )  # fmt: skip
         return TokenOutput(token, report_logprob(token, params, self.vocab_size))
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tandem.core.output_grammar import WHITESPACE
+from tandem.core.output_grammar import SPACING
 from tandem.router.output_formats.families.function_gemma import ESCAPE
 from tandem.router.output_formats.families.qwen_coder import END_PARAMETER, PARAMETER, kinds_of
 
@@ -57,8 +57,7 @@ class ArgumentRules:
     def _json(self, schema: Any) -> str:
         whole = {**self._definitions, **schema} if isinstance(schema, Mapping) else schema
         if isinstance(whole, Mapping):
-            policy = {"whitespace_flexible": True, "whitespace_pattern": WHITESPACE, "lenient": not self._is_strict}
-            whole = {**whole, "x-guidance": policy}
+            whole = {**whole, "x-guidance": {**SPACING, "lenient": not self._is_strict}}
         return self._add(f"%json {json.dumps(whole)}")
 
     def _separated(self, fields: Mapping[str, str], required: set[str], separator: str) -> str:

@@ -20,7 +20,7 @@ from llguidance import LLMatcher, LLParserLimits, StructTag
 from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 
 from tandem.core.errors import InvalidGrammarError
-from tandem.core.output_grammar import GRAMMAR_LIMITS, MAX_GRAMMAR_CHARS, WHITESPACE, OutputGrammar
+from tandem.core.output_grammar import GRAMMAR_LIMITS, MAX_GRAMMAR_CHARS, SPACING, OutputGrammar
 from tandem.router.error_quoting import quoted, shortened
 
 MAX_NESTING = 64
@@ -190,10 +190,10 @@ def _ruled(schema: Any, param: str, is_strict: bool, whitespace: str | None) -> 
         raise InvalidGrammarError("whitespace_pattern is too long", why=why, param=param)
     if is_strict:
         _check_strict(schema, param)
-    rules: dict[str, Any] = {"whitespace_flexible": whitespace != ""}
-    if whitespace != "":
-        rules["whitespace_pattern"] = WHITESPACE if whitespace is None else whitespace
-    return {**schema, "x-guidance": rules}
+    spacing: dict[str, Any] = {"whitespace_flexible": False} if whitespace == "" else dict(SPACING)
+    if whitespace:
+        spacing["whitespace_pattern"] = whitespace
+    return {**schema, "x-guidance": spacing}
 
 
 def _is_deeper(value: Any, most: int) -> bool:
