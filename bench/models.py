@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from tools.random_model import RandomModel, make_random_model
@@ -25,6 +26,11 @@ def model_135m() -> Path:
 def model_1b() -> Path:
     """The folder of a model of a billion parameters (2.2 GB); made if it is missing."""
     return _made(SHAPE_1B, "bench-1b")
+
+
+def model_1b_for(vocab: int) -> Path:
+    """As `model_1b`, with so many tokens."""
+    return _made(replace(SHAPE_1B, vocab=vocab), f"bench-1b-{vocab}")
 
 
 def _made(shape: RandomModel, name: str) -> Path:
