@@ -32,7 +32,7 @@ ARRANGEMENTS: Mapping[str, Sequence[str]] = {
     "mixed": ("--mixed", "1"),
     "1+1": ("--prefill", "1", "--decode", "1", *HANDED_OVER),
     "killed": ("--prefill", "2", "--decode", "2", *HANDED_OVER),
-    "preempted": ("--mixed", "1", "--kv-memory", "12MiB"),
+    "preempted": ("--mixed", "1", "--kv-memory", "8MiB", "--max-model-len", "1024"),
     "tp2": ("--mixed", "1", "--tp", "2"),
 }
 WAYS = ("whole", "streamed")
