@@ -217,6 +217,40 @@ def test_effort_turns_reasoning_off(house: RouterHarness, said: Said) -> None:
         assert prompt_of(house, said).endswith(closed) == is_off, more
 
 
+def test_reasoning_as_an_object(house: RouterHarness, said: Said) -> None:
+    """As OpenRouter's clients send it: each field has the effect of the parameter that it stands for."""
+    closed = "<think>\n\n</think>\n\n"
+    for reasoning, is_off in (({"enabled": False}, True), ({"effort": "none"}, True), ({"enabled": True}, False)):
+        assert ask(house, reasoning=reasoning).status_code == 200
+        assert prompt_of(house, said).endswith(closed) == is_off, reasoning
+    hidden, shown = (ask(house, reasoning={"exclude": one}).json()["choices"][0]["message"] for one in (True, False))
+    assert "reasoning_content" not in hidden
+    assert shown["reasoning_content"] == "I have to look."
+    assert ask(house, reasoning={"max_tokens": 30}).status_code == 200
+    (sent,) = house.workers["prefill-0"].submitted[-1:]
+    assert sent.sampling.thoughts.tokens == 29
+    assert not ask(house).is_error
+    assert not house.workers["prefill-0"].submitted[-1].sampling.HasField("thoughts")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"reasoning": {"enabled": False, "effort": "high"}}, "reasoning.effort"),
+        ({"reasoning": {"effort": "low"}, "reasoning_effort": "high"}, "reasoning.effort"),
+        ({"reasoning": {"exclude": True}, "include_reasoning": True}, "reasoning.exclude"),
+        ({"reasoning": {"max_tokens": 7}, "thinking_token_budget": 8}, "reasoning.max_tokens"),
+        ({"reasoning": {"max_tokens": 7.5}}, "reasoning.max_tokens"),
+        ({"thinking_token_budget": -1}, "thinking_token_budget"),
+        ({"thinking_token_budget": 2**31}, "thinking_token_budget"),
+    ],
+)
+def test_what_contradicts_itself_about_reasoning_is_named(
+    house: RouterHarness, said: Said, fields: dict[str, Any], param: str
+) -> None:
+    assert error_of(ask(house, **fields))["param"] == param
+
+
 def tool(name: Any = "f", **more: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **more}}
 
