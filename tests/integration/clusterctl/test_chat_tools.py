@@ -69,7 +69,7 @@ def test_calls_in_a_script(run: Run, endpoint: Endpoint) -> None:
     where = ("Hi", "--url", endpoint.url, "--model", "m")
     assert run(*where, "-q") == (0, '→ get_weather {"city": "Rome"}\n→ now {}\n', "")
     code, out, _ = run(*where, "-o", "json")
-    found = checked(json.loads(out), "Chat")
+    found = checked(out, "Chat")
     assert (code, found["finish_reason"], found["reasoning"]) == (0, "tool_calls", "Let me look.")
     assert found["calls"] == [{"id": name, "name": of, "arguments": "".join(said)} for name, of, said in CALLS]
 

@@ -50,7 +50,7 @@ OnText = Callable[[str, bool], object]
 
 
 @dataclass(slots=True)
-class ToolCall:
+class ReceivedCall:
     """A call of a tool as it arrives; `arguments` is JSON as the model wrote it."""
 
     id: str = ""
@@ -66,7 +66,7 @@ class ChatAnswer:
     model: str = ""
     text: str = ""
     reasoning: str = ""
-    calls: dict[int, ToolCall] = field(default_factory=dict)
+    calls: dict[int, ReceivedCall] = field(default_factory=dict)
     """By their index."""
     finish_reason: str = ""
     usage: Mapping[str, Any] | None = None
@@ -246,7 +246,7 @@ def _take(event: Mapping[str, Any], answer: ChatAnswer, on_text: OnText) -> None
 
 
 def _take_call(delta: Mapping[str, Any], answer: ChatAnswer) -> None:
-    call = answer.calls.setdefault(int(delta.get("index") or 0), ToolCall())
+    call = answer.calls.setdefault(int(delta.get("index") or 0), ReceivedCall())
     function = delta.get("function") or {}
     call.id = str(delta.get("id") or call.id)
     call.name = str(function.get("name") or call.name)

@@ -7,7 +7,7 @@ import sys
 from rich.console import Console
 from rich.text import Text
 
-from tandem.clusterctl.chat.client import Asker, ChatAnswer, Message, ToolCall
+from tandem.clusterctl.chat.client import Asker, ChatAnswer, Message, ReceivedCall
 from tandem.clusterctl.output import Record, ms
 
 _UNSHOWN = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
@@ -26,7 +26,7 @@ def say_answer(asker: Asker, answer: ChatAnswer, messages: list[Message], *, hid
         teller.tell(f"{text_of(call)}\n", False)
 
 
-def text_of(call: ToolCall) -> str:
+def text_of(call: ReceivedCall) -> str:
     """Format a call in a line, such as "get_weather {"city": "Rome"}"."""
     return f"→ {call.name} {' '.join(call.arguments.split())}"
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tandem.clusterctl.chat.client import Asker, ChatAnswer, Message, ToolCall
+from tandem.clusterctl.chat.client import Asker, ChatAnswer, Message, ReceivedCall
 from tandem.clusterctl.chat.printer import say_answer, say_figures
 from tandem.clusterctl.exit_codes import Exit
 from tandem.clusterctl.output import check_file, note
@@ -154,7 +154,7 @@ class Talk:
         note(f"written: {path}")
 
 
-def _result_of(call: ToolCall) -> Message:
+def _result_of(call: ReceivedCall) -> Message:
     """Ask the user for the result of a call; KeyboardInterrupt for Ctrl-C and Ctrl-D, which drop the question."""
     try:
         result = _read_lines(f"result of {call.name}> ")

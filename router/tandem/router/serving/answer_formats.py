@@ -66,7 +66,8 @@ def _constrained(ask: GenerationRequest, grammar: str) -> GenerationRequest:
         what, why = f"{ask.output_grammar.param} cannot be combined with these tools", "an answer follows one grammar"
         todo = f"leave {ask.output_grammar.param} out, or set tool_choice to none"
         raise UnsupportedParameterError(what, why=why, todo=todo, param=ask.output_grammar.param)
-    return replace(ask, output_grammar=OutputGrammar(grammar, "tool_choice" if ask.tools.is_forced else "tools"))
+    param = "tool_choice" if ask.tools.is_forced else "tools"
+    return replace(ask, output_grammar=OutputGrammar(grammar, param, "tools"))
 
 
 def _behind_reasoning(ask: GenerationRequest, tokenizer: Tokenizer, formats: ModelFormats) -> GenerationRequest:
