@@ -86,6 +86,17 @@ def test_calls_reasoning_and_content_are_told_apart(client: openai.OpenAI, said:
     assert 0 < usage.completion_tokens_details.reasoning_tokens < usage.completion_tokens
 
 
+def test_the_wait_for_what_users_read_is_measured(house: RouterHarness, said: Said) -> None:
+    """A thought alone is none of it."""
+    name = "tandem_time_to_first_content_seconds"
+    counts = []
+    for text in ("<think>\nI have to look.\n</think>\n\nLet me see.", CALLS, "Yes.", "<think>\nI have to"):
+        said.texts = [text]
+        assert ask(house, tools=TOOLS).status_code == 200
+        counts.append(house.metric(f'{name}_count{{model="tandem-tiny"}}'))
+    assert [after - counts[0] for after in counts] == [0, 1, 2, 2]
+
+
 def test_a_stream_has_the_same_in_pieces(client: openai.OpenAI, said: Said) -> None:
     said.texts = [CALLS, "No calls.\n"]
     ask: dict[str, Any] = {"model": "tools", "messages": USER, "tools": TOOLS, "max_tokens": 300, "n": 2}
