@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Literal, NotRequired, TypedDict
 
+from tandem.core.output_grammar import ConstraintKind
+
 
 def copied(shape: type, *sources: object, **own: Any) -> dict[str, Any]:
     """A document of `shape`: `own` values, and for every other key the attribute of the first source that has it."""
@@ -76,7 +78,15 @@ class RoutingPlan(TypedDict):
     options: list[RoutingOption]
 
 
+class Constraint(TypedDict):
+    """What an answer follows, and the field of the request that asked for it."""
+
+    kind: ConstraintKind
+    param: str
+
+
 class RoutingDecision(RoutingPlan):
+    constraint: Constraint | None
     prompt_tokens: int
     max_tokens: int
     workers: list[RoutedWorker]
@@ -148,6 +158,7 @@ class TraceSummary(TypedDict):
     prompt_tokens: int
     cached_tokens: int | None
     output_tokens: int
+    constraint: Constraint | None
     attempts: int
     handoff: dict[str, float] | None
     spans: list[TraceSpan]

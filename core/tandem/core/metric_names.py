@@ -58,6 +58,10 @@ REQUESTS = _request(
     'Requests by `api` and `outcome`: "ok", "cancelled" or the code of an error.', "api", "outcome",
 )  # fmt: skip
 TTFT = _of_model(_HISTOGRAM, "tandem_time_to_first_token_seconds", "From arrival to the first token.")
+FIRST_CONTENT = _of_model(
+    _HISTOGRAM, "tandem_time_to_first_content_seconds",
+    "From arrival to the first text or call behind the reasoning, of models with a format of calls or reasoning.",
+)  # fmt: skip
 SECOND_TOKEN = _of_model(
     _HISTOGRAM, "tandem_time_to_second_token_seconds",
     "From the first token of a request to its second one: what a hand-off delays.",

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+ConstraintKind = Literal["schema", "regex", "choice", "grammar", "tags", "tools"]
 MAX_GRAMMAR_CHARS = 1 << 18
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,8}"
 """Between the tokens of JSON. It has a bound, because models loop in blanks."""
@@ -32,10 +33,11 @@ grammar within them at a router is within them at every worker."""
 
 @dataclass(frozen=True, slots=True)
 class OutputGrammar:
-    """A grammar of llguidance and the field of the request that asked for it, which errors name."""
+    """A grammar of llguidance, and the field of the request that asked for it, which errors name."""
 
     text: str
     param: str
+    kind: ConstraintKind = "grammar"
 
 
 def usually_spaced(text: str) -> str:

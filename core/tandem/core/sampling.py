@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from tandem.core.errors import InvalidRequestError
 from tandem.core.output_grammar import MAX_GRAMMAR_CHARS
+from tandem.core.thought_budget import MAX_TAG_TOKENS, ThoughtBudget
 
 MAX_CHOICES = 16
 MAX_LOGPROBS = 20
@@ -37,6 +38,8 @@ class SamplingParams:
     The answer follows `grammar`, if there is one (see tandem.core.output_grammar). A stop token without text is chosen
     only where the answer may end by it. Where other settings would leave no token to choose, the grammar decides.
 
+    `thoughts` bounds what the model thinks before it answers: the tokens that it forces come before all else.
+
     `prompt_logprobs` asks for the log-probability of every prompt token but the first, and as many alternatives.
     """
 
@@ -59,6 +62,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     grammar: str = ""
+    thoughts: ThoughtBudget | None = None
 
     @property
     def is_greedy(self) -> bool:
@@ -101,6 +105,11 @@ class SamplingParams:
             _check("bad_words", 1 <= len(word) <= MAX_BAD_WORD_TOKENS, f"a sequence of {len(word)} tokens",
                    f"1 to {MAX_BAD_WORD_TOKENS} tokens long")  # fmt: skip
             _check_ids("bad_words", word, vocab_size)
+        if self.thoughts is not None:
+            for name in ("begin", "ends", "closing", "last_closing"):
+                tokens = getattr(self.thoughts, name)
+                _check("thoughts", len(tokens) <= MAX_TAG_TOKENS, f"{len(tokens)} tokens", f"at most {MAX_TAG_TOKENS}")
+                _check_ids("thoughts", tokens, vocab_size)
 
 
 def _finite(value: float) -> bool:

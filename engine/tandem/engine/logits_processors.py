@@ -46,8 +46,8 @@ def apply_bias(scores: Tensor, states: Sequence[ChoiceSampling]) -> None:
 
 
 def apply_masks(scores: Tensor, rows: Sequence[SampleRow]) -> None:
-    """Allowed tokens, bad words, the tokens that `min_tokens` keeps back, and grammars; `scores` [n, vocab] has a row a
-    row.
+    """Allowed tokens, bad words, the tokens that `min_tokens` keeps back, grammars, and forced tokens; `scores`
+    [n, vocab] has a row a row.
 
     At least one token of every row keeps its score: where a grammar and the others leave none, one of the grammar's.
     IndexError for a token beyond the vocabulary.
@@ -78,6 +78,10 @@ def apply_masks(scores: Tensor, rows: Sequence[SampleRow]) -> None:
     if before is not None:
         kept = scores[both]
         scores[both] = torch.where(kept.amax(dim=-1, keepdim=True) > -math.inf, kept, before)
+    for place, row in enumerate(rows):
+        if (token := row.sampling.forced) is not None:
+            scores[place] = -math.inf
+            scores[place, token] = 0.0
 
 
 def _apply_grammars(scores: Tensor, places: list[int], rows: Sequence[SampleRow]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from tandem.core.sampling import SamplingParams
+from tandem.engine.thought_counter import ThoughtCounter
 
 if TYPE_CHECKING:
     from tandem.engine.output_grammars import OutputMatcher
@@ -17,12 +18,13 @@ class ChoiceSampling:
     """Sampling state of one choice: its settings and the tokens it has seen.
 
     `eos_token_ids` are the model's; `min_tokens` keeps them back. `matcher` follows the grammar, once `follow` was
-    called; None without one.
+    called; None without one. `thoughts`: None = they have no bound, or are over.
     """
 
     __slots__ = (
         "allowed_ids", "changes_scores", "choice", "counts", "ending", "has_bias", "has_filter", "has_mask",
-        "has_penalty", "is_plain", "matcher", "new_ids", "params", "prompt", "prompt_ids", "recent", "words",
+        "has_penalty", "is_plain", "matcher", "new_ids", "params", "prompt", "prompt_ids", "recent", "thoughts",
+        "words",
     )  # fmt: skip
 
     def __init__(
@@ -39,8 +41,8 @@ class ChoiceSampling:
         self.has_filter = bool(params.top_k or params.top_p < 1.0 or params.min_p > 0.0)
         self.has_mask = bool(params.min_tokens or params.bad_words or params.allowed_token_ids)
         self.matcher: OutputMatcher | None = None
-        self.changes_scores = self.has_penalty or self.has_bias or self.has_mask or bool(params.grammar)
-        self.is_plain = params.is_greedy and not self.changes_scores and params.logprobs is None
+        self.thoughts = None if params.thoughts is None else ThoughtCounter(params.thoughts)
+        self._classify()
         self.prompt = frozenset(prompt) if params.repetition_penalty != 1.0 else frozenset()
         self.prompt_ids = array("q", sorted(self.prompt))
         self.counts: dict[int, int] = {}
@@ -59,6 +61,11 @@ class ChoiceSampling:
         self.recent.append(token)
         if self.matcher is not None:
             self.matcher.advance(token)
+        if self.thoughts is not None:
+            self.thoughts.add(token)
+            if self.thoughts.is_over:
+                self.thoughts = None
+                self._classify()
         if not self.has_penalty:
             return
         seen = self.counts.get(token, 0)
@@ -74,7 +81,7 @@ class ChoiceSampling:
     def drafts(self, most: int) -> tuple[int, ...]:
         """At most `most` output tokens that probably come next by the grammar. None where scores depend on the tokens
         before in more than the logits and the grammar."""
-        if self.matcher is None or self.has_penalty or self.has_mask or most < 1:
+        if self.matcher is None or self.thoughts is not None or self.has_penalty or self.has_mask or most < 1:
             return ()
         return self.matcher.drafts(most)
 
@@ -87,6 +94,11 @@ class ChoiceSampling:
     def grammar_error(self) -> str:
         """The reason why its grammar cannot be followed any further; "" = it can, or there is none."""
         return "" if self.matcher is None else self.matcher.error
+
+    @property
+    def forced(self) -> int | None:
+        """The token that has to come next; None = the model chooses."""
+        return None if self.thoughts is None else self.thoughts.forced
 
     def banned(self, index: int, vocab_size: int) -> set[int]:
         """Tokens that may not be output `index`: those that would end the answer too early, and last ones of bad words.
@@ -101,6 +113,12 @@ class ChoiceSampling:
                     banned |= self.words.get(recent[len(recent) - before :], set())
         has_none_left = banned.issuperset(self.allowed_ids) if self.allowed_ids else len(banned) >= vocab_size
         return set() if has_none_left else banned
+
+    def _classify(self) -> None:
+        params = self.params
+        has_mask = self.has_mask or bool(params.grammar) or self.thoughts is not None
+        self.changes_scores = self.has_penalty or self.has_bias or has_mask
+        self.is_plain = params.is_greedy and not self.changes_scores and params.logprobs is None
 
 
 def _ending_tokens(params: SamplingParams, eos_token_ids: Collection[int]) -> set[int]:

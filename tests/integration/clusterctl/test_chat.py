@@ -1,23 +1,19 @@
 """`clusterctl chat` against real routers, and against an endpoint that is none of ours: answers, figures, errors."""
 
-import io
 import json
-import sys
-import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tandem.clusterctl import main as program
 from tandem.clusterctl.chat.client import ChatAnswer
 from tandem.clusterctl.chat.printer import line_of
 from tandem.clusterctl.exit_codes import Exit
 from tandem.core.config import Anonymous
+from tests.integration.clusterctl.chat_endpoint import Endpoint, Run, chat_runner, serving
 from tests.integration.clusterctl.terminal import CTRL_C, CTRL_D, Terminal
 from tests.integration.router.house import ADMIN_KEY, Build, RouterHarness, builder
 from tests.integration.router.scripted_worker import Script
@@ -42,20 +38,6 @@ def house(build: Build) -> RouterHarness:
     return made
 
 
-@dataclass
-class Endpoint:
-    """An OpenAI endpoint that sends `pieces` and keeps its requests; b"" drops the connection. After them it sends
-    nothing while `is_free` is not set."""
-
-    url: str = ""
-    pieces: list[bytes] = field(default_factory=list)
-    asked: list[dict[str, Any]] = field(default_factory=list)
-    is_free: threading.Event = field(default_factory=threading.Event)
-
-    def messages(self) -> list[tuple[str, str]]:
-        return [(one["role"], one["content"]) for one in self.asked[-1]["messages"]]
-
-
 def says(*texts: str, **more: Any) -> list[bytes]:
     """Events with these texts, and their end."""
     deltas = [{"content": text} for text in texts]
@@ -66,47 +48,13 @@ def says(*texts: str, **more: Any) -> list[bytes]:
 
 @pytest.fixture
 def endpoint() -> Iterator[Endpoint]:
-    found = Endpoint(pieces=says("Hel", "lo", finish_reason="stop"))
-    found.is_free.set()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            found.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
-            self.send_header("Content-Type", "text/event-stream")
-            if b"" in found.pieces:
-                self.send_header("Content-Length", str(10 + sum(map(len, found.pieces))))
-            self.end_headers()
-            for piece in found.pieces:
-                self.wfile.write(piece)
-                self.wfile.flush()
-            found.is_free.wait(60)
-
-        def log_message(self, *_: object) -> None:
-            """Log nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        found.url = f"http://127.0.0.1:{server.server_port}/v1"
+    with serving(says("Hel", "lo", finish_reason="stop")) as found:
         yield found
-        server.shutdown()
-        thread.join()
-
-
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Exit code, stdout and stderr of a chat; `typed` is what the standard input holds, which is no terminal."""
-
-    def chat(*arguments: str, typed: bytes = b"") -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed)))
-        code = program.run(["chat", *arguments])
-        return code, *capsys.readouterr()
-
-    return chat
+    return chat_runner(capsys, monkeypatch)
 
 
 def direct(house: RouterHarness, *messages: tuple[str, str]) -> str:

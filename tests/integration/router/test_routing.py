@@ -32,6 +32,23 @@ def _any_done(answers: list[concurrent.futures.Future[httpx.Response]]) -> bool:
     return not answers or any(answer.done() for answer in answers)
 
 
+SCHEMA: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "integer"}}}
+
+
+def test_what_an_answer_follows_is_explained_and_traced(build: Build) -> None:
+    house = build(prefill=1, decode=1)
+    house.wait_ready()
+    constraint = {"kind": "schema", "param": "response_format.json_schema.schema"}
+    for more, wanted in (({}, None), ({"response_format": SCHEMA}, constraint)):
+        assert admin(house, "explain", {"prompt": "Hello", **more})[1]["constraint"] == wanted
+        request = complete(house, **more).json()["id"]
+        found = httpx.get(f"{house.admin_url}/admin/v1/requests/{request}", headers=HEADERS).json()
+        assert found["constraint"] == wanted
+    broken = {**SCHEMA, "json_schema": {"name": "a", "schema": {"type": "intger"}}}
+    status, refused = admin(house, "explain", {"prompt": "Hello", "response_format": broken})
+    assert (status, refused["error"]["param"]) == (400, "response_format.json_schema.schema.type")
+
+
 def test_explain_says_what_would_be_done_and_does_nothing(build: Build) -> None:
     house = build(prefill=2, decode=1)
     house.wait_ready()

@@ -86,6 +86,17 @@ def test_calls_reasoning_and_content_are_told_apart(client: openai.OpenAI, said:
     assert 0 < usage.completion_tokens_details.reasoning_tokens < usage.completion_tokens
 
 
+def test_the_wait_for_what_users_read_is_measured(house: RouterHarness, said: Said) -> None:
+    """A thought alone is none of it."""
+    name = "tandem_time_to_first_content_seconds"
+    counts = []
+    for text in ("<think>\nI have to look.\n</think>\n\nLet me see.", CALLS, "Yes.", "<think>\nI have to"):
+        said.texts = [text]
+        assert ask(house, tools=TOOLS).status_code == 200
+        counts.append(house.metric(f'{name}_count{{model="tandem-tiny"}}'))
+    assert [after - counts[0] for after in counts] == [0, 1, 2, 2]
+
+
 def test_a_stream_has_the_same_in_pieces(client: openai.OpenAI, said: Said) -> None:
     said.texts = [CALLS, "No calls.\n"]
     ask: dict[str, Any] = {"model": "tools", "messages": USER, "tools": TOOLS, "max_tokens": 300, "n": 2}
@@ -215,6 +226,40 @@ def test_effort_turns_reasoning_off(house: RouterHarness, said: Said) -> None:
     ):
         assert ask(house, **more).status_code == 200
         assert prompt_of(house, said).endswith(closed) == is_off, more
+
+
+def test_reasoning_as_an_object(house: RouterHarness, said: Said) -> None:
+    """As OpenRouter's clients send it: each field has the effect of the parameter that it stands for."""
+    closed = "<think>\n\n</think>\n\n"
+    for reasoning, is_off in (({"enabled": False}, True), ({"effort": "none"}, True), ({"enabled": True}, False)):
+        assert ask(house, reasoning=reasoning).status_code == 200
+        assert prompt_of(house, said).endswith(closed) == is_off, reasoning
+    hidden, shown = (ask(house, reasoning={"exclude": one}).json()["choices"][0]["message"] for one in (True, False))
+    assert "reasoning_content" not in hidden
+    assert shown["reasoning_content"] == "I have to look."
+    assert ask(house, reasoning={"max_tokens": 30}).status_code == 200
+    (sent,) = house.workers["prefill-0"].submitted[-1:]
+    assert sent.sampling.thoughts.tokens == 29
+    assert not ask(house).is_error
+    assert not house.workers["prefill-0"].submitted[-1].sampling.HasField("thoughts")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"reasoning": {"enabled": False, "effort": "high"}}, "reasoning.effort"),
+        ({"reasoning": {"effort": "low"}, "reasoning_effort": "high"}, "reasoning.effort"),
+        ({"reasoning": {"exclude": True}, "include_reasoning": True}, "reasoning.exclude"),
+        ({"reasoning": {"max_tokens": 7}, "thinking_token_budget": 8}, "reasoning.max_tokens"),
+        ({"reasoning": {"max_tokens": 7.5}}, "reasoning.max_tokens"),
+        ({"thinking_token_budget": -1}, "thinking_token_budget"),
+        ({"thinking_token_budget": 2**31}, "thinking_token_budget"),
+    ],
+)
+def test_what_contradicts_itself_about_reasoning_is_named(
+    house: RouterHarness, said: Said, fields: dict[str, Any], param: str
+) -> None:
+    assert error_of(ask(house, **fields))["param"] == param
 
 
 def tool(name: Any = "f", **more: Any) -> dict[str, Any]:

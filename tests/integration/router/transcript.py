@@ -52,6 +52,7 @@ class Choice:
     """Everything about one choice, put together; `roles` and `finishes` count how often they were sent."""
 
     text: str = ""
+    thought: str = ""
     logprobs: list[Any] = field(default_factory=list)
     roles: int = 0
     finishes: list[str] = field(default_factory=list)
@@ -100,6 +101,7 @@ def _add(transcript: Transcript, body: dict[str, Any]) -> None:
         choice = transcript.choices.setdefault(part["index"], Choice())
         said = part.get("delta") or part.get("message") or part
         choice.text += said.get("text") or said.get("content") or ""
+        choice.thought += said.get("reasoning_content") or ""
         choice.roles += "role" in said
         if part.get("finish_reason"):
             choice.finishes.append(part["finish_reason"])

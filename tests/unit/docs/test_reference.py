@@ -53,6 +53,7 @@ BODIES: tuple[type[BaseModel], ...] = (
     schemas.ChatRequest, schemas.CompletionRequest, schemas.StreamOptions, schemas.TokenizeRequest,
     schemas.DetokenizeRequest, schemas.Message, ResponseRequest, BatchRequest, tool_fields.Tool, tool_fields.Function,
     tool_fields.AllowedChoice, tool_fields.AllowedTools, tool_fields.ToolCall, tool_fields.CalledFunction,
+    tool_fields.ReasoningParam,
     messages.MessagesRequest, messages.ToolParam, messages.ToolChoiceParam, messages.ThinkingParam,
     messages.OutputConfig, messages.UserMetadata, blocks.TextBlock, blocks.ThinkingBlock,
     blocks.RedactedThinkingBlock, blocks.ToolUseBlock, blocks.ToolResultBlock,

@@ -13,6 +13,7 @@ from tandem.core.ids import ChoiceIndex, WorkerId
 from tandem.core.proto_mapping import from_proto, to_proto
 from tandem.core.sampling import SamplingParams
 from tandem.core.state_enums import FinishReason
+from tandem.core.thought_budget import ThoughtBudget
 from tandem.engine.request import PromptLogprobs, TokenOutput
 from tandem.kvtransfer.ticket import Ticket
 from tandem.kvtransfer.wire import profile_from_wire
@@ -32,6 +33,7 @@ def sampling_from_wire(m: g.SamplingParams) -> SamplingParams:
         m,
         logit_bias=tuple(sorted(m.logit_bias.items())),
         bad_words=tuple(tuple(word.tokens) for word in m.bad_words),
+        thoughts=from_proto(ThoughtBudget, m.thoughts) if m.HasField("thoughts") else None,
     )
 
 

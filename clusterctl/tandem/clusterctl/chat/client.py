@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import httpx
@@ -43,10 +43,19 @@ _TODO: Mapping[type[TandemError], str] = {
     NotFoundError: "Check --url and --model",
 }
 """Appended to the server's message, which knows no flags."""
-Message = dict[str, str]
+Message = dict[str, Any]
 """A message of an OpenAI endpoint."""
 OnText = Callable[[str, bool], object]
 """Called with each piece of text as it arrives, and whether it is reasoning text."""
+
+
+@dataclass(slots=True)
+class ReceivedCall:
+    """A call of a tool as it arrives; `arguments` is JSON as the model wrote it."""
+
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
 
 
 @dataclass(slots=True)
@@ -57,6 +66,8 @@ class ChatAnswer:
     model: str = ""
     text: str = ""
     reasoning: str = ""
+    calls: dict[int, ReceivedCall] = field(default_factory=dict)
+    """By their index."""
     finish_reason: str = ""
     usage: Mapping[str, Any] | None = None
     timing: Mapping[str, Any] | None = None
@@ -75,10 +86,12 @@ class ChatAnswer:
             "model": self.model,
             "text": self.text,
             "reasoning": self.reasoning,
+            "calls": [asdict(call) for call in self.calls.values()],
             "finish_reason": self.finish_reason,
             "usage": {
                 "prompt_tokens": int(usage.get("prompt_tokens") or 0),
                 "completion_tokens": output,
+                "reasoning_tokens": (usage.get("completion_tokens_details") or {}).get("reasoning_tokens"),
                 "cached_tokens": (usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
             } if usage else None,
             "timings": {
@@ -92,6 +105,15 @@ class ChatAnswer:
             } if timing else None,
             "handoff": timing.get("handoff") if timing else None,
         }  # fmt: skip
+
+    def message(self) -> Message:
+        """Return the response as a message of the next request."""
+        calls = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in self.calls.values()
+        ]
+        said: Message = {"role": "assistant", "content": self.text or None if calls else self.text}
+        return {**said, "tool_calls": calls} if calls else said
 
     def _took_s(self) -> float:
         """Return seconds from the first token to the last: by the server's clock if it reports them, as chunks may be
@@ -108,16 +130,22 @@ class ChatOptions:
     temperature: float | None = None
     max_tokens: int | None = None
     seed: int | None = None
+    thinking_tokens: int | None = None
+    response_format: Mapping[str, Any] | None = None
+    tools: Sequence[Mapping[str, Any]] | None = None
     timeout_s: float = 600.0
 
     def body(self, messages: Sequence[Message]) -> dict[str, Any]:
-        sampling = {"temperature": self.temperature, "max_tokens": self.max_tokens, "seed": self.seed}
+        given = {
+            "temperature": self.temperature, "max_tokens": self.max_tokens, "seed": self.seed,
+            "thinking_token_budget": self.thinking_tokens, "response_format": self.response_format, "tools": self.tools,
+        }  # fmt: skip
         return {
             "model": self.model,
             "messages": messages,
             "stream": True,
             "stream_options": {"include_usage": True},
-            **{name: value for name, value in sampling.items() if value is not None},
+            **{name: value for name, value in given.items() if value is not None},
         }
 
 
@@ -202,7 +230,8 @@ def _take(event: Mapping[str, Any], answer: ChatAnswer, on_text: OnText) -> None
         delta = choice.get("delta") or {}
         thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
         text = delta.get("content") or ""
-        if thought or text:
+        calls = delta.get("tool_calls") or ()
+        if thought or text or calls:
             answer.last_s = time.monotonic()
             answer.first_s = answer.first_s or answer.last_s
         if thought:
@@ -211,7 +240,17 @@ def _take(event: Mapping[str, Any], answer: ChatAnswer, on_text: OnText) -> None
         if text:
             answer.text += text
             on_text(text, False)
+        for call in calls:
+            _take_call(call, answer)
         answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+
+
+def _take_call(delta: Mapping[str, Any], answer: ChatAnswer) -> None:
+    call = answer.calls.setdefault(int(delta.get("index") or 0), ReceivedCall())
+    function = delta.get("function") or {}
+    call.id = str(delta.get("id") or call.id)
+    call.name = str(function.get("name") or call.name)
+    call.arguments += str(function.get("arguments") or "")
 
 
 def _json(text: str) -> dict[str, Any]:

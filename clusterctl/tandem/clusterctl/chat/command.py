@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -26,6 +27,12 @@ class ChatFlags(EndpointFlags):
     temperature: Annotated[float | None, typer.Option(help="0 is greedy. Without it, the server's default.")] = None
     max_tokens: Annotated[int | None, typer.Option(help="Longest answer. Without it, the server's default.")] = None
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer.")] = None
+    schema: Annotated[Path | None, typer.Option(help="File with a JSON schema that every answer follows.")] = None
+    tools: Annotated[
+        Path | None, typer.Option(help="File with a JSON list of tools. In a conversation you give their results.")
+    ] = None
+    thinking_tokens: Annotated[int | None, typer.Option(help="Most tokens of reasoning before an answer.")] = None
+    hide_reasoning: Annotated[bool, typer.Option("--hide-reasoning", help="Print answers alone.")] = False
     timeout: Annotated[float, typer.Option(help="Seconds of silence after which an answer fails.")] = 600.0
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no line with figures under an answer.")] = False
 
@@ -35,6 +42,8 @@ class ChatFlags(EndpointFlags):
         "chat",
         'chat "What is a list?" --temperature 0 --max-tokens 64',
         "chat -q < question.txt",
+        'chat "A person, as JSON" --schema person.json --hide-reasoning',
+        "chat --tools tools.json --thinking-tokens 512",
         "chat Hello --url https://api.example.com/v1 --model some-model --api-key-file api.key -o json",
     )
 )
@@ -48,11 +57,14 @@ def chat(
     not a terminal."""
     from tandem.clusterctl.chat.client import Asker, ChatAnswer, ChatOptions
     from tandem.clusterctl.chat.printer import say_answer, say_figures
+    from tandem.clusterctl.chat.request_files import read_schema, read_tools
     from tandem.clusterctl.chat.session import Conversation, Talk
     from tandem.clusterctl.loadgen.client import CHAT, Target
 
     check_positive("--timeout", flags.timeout, "seconds")
     question = _question(prompt, output)
+    response_format = None if flags.schema is None else read_schema(flags.schema)
+    tools = None if flags.tools is None else read_tools(flags.tools)
     url = flags.address()
     target, headers = Target.of(url, CHAT), flags.headers()
     wish = ChatOptions(
@@ -60,6 +72,9 @@ def chat(
         temperature=flags.temperature,
         max_tokens=flags.max_tokens,
         seed=flags.seed,
+        thinking_tokens=flags.thinking_tokens,
+        response_format=response_format,
+        tools=tools,
         timeout_s=flags.timeout,
     )
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -67,14 +82,14 @@ def chat(
     conversation = Conversation(system=flags.system)
     with Asker(url, wish, headers, target) as asker:
         if question is None:
-            raise typer.Exit(Talk(asker, conversation, is_quiet=flags.quiet).run())
+            raise typer.Exit(Talk(asker, conversation, is_quiet=flags.quiet, hides_thoughts=flags.hide_reasoning).run())
         answer = ChatAnswer()
-        messages = conversation.messages(question)
+        messages = conversation.messages({"role": "user", "content": question})
         if output.is_document:
             asker.ask(answer, messages, lambda text, is_thought: None)
             output.show("Chat", {"url": url, **answer.record()}, lambda found, console: None)
             return
-        say_answer(asker, answer, messages)
+        say_answer(asker, answer, messages, hides_thoughts=flags.hide_reasoning)
         if not flags.quiet:
             say_figures(answer)
 

@@ -7,21 +7,28 @@ import sys
 from rich.console import Console
 from rich.text import Text
 
-from tandem.clusterctl.chat.client import Asker, ChatAnswer, Message
+from tandem.clusterctl.chat.client import Asker, ChatAnswer, Message, ReceivedCall
 from tandem.clusterctl.output import Record, ms
 
 _UNSHOWN = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 """Characters that a terminal obeys: a model may write any."""
 
 
-def say_answer(asker: Asker, answer: ChatAnswer, messages: list[Message]) -> None:
-    """Print the text as it arrives; reasoning only on a terminal, dim. Ends the last line even if an exception is
-    raised."""
-    teller = _Teller()
+def say_answer(asker: Asker, answer: ChatAnswer, messages: list[Message], *, hides_thoughts: bool = False) -> None:
+    """Print the text as it arrives, then the calls; reasoning only on a terminal, dim. Ends the last line even if an
+    exception is raised."""
+    teller = _Teller(hides_thoughts)
     try:
         asker.ask(answer, messages, teller.tell)
     finally:
         teller.end()
+    for call in answer.calls.values():
+        teller.tell(f"{text_of(call)}\n", False)
+
+
+def text_of(call: ReceivedCall) -> str:
+    """Format a call in a line, such as "get_weather {"city": "Rome"}"."""
+    return f"→ {call.name} {' '.join(call.arguments.split())}"
 
 
 def say_figures(answer: ChatAnswer) -> None:
@@ -34,14 +41,17 @@ def say_figures(answer: ChatAnswer) -> None:
 class _Teller:
     """Writes pieces of text to the standard output."""
 
-    def __init__(self) -> None:
+    def __init__(self, hides_thoughts: bool) -> None:
         self._console = Console() if sys.stdout.isatty() else None
+        self._hides_thoughts = hides_thoughts
         self._is_thinking = False
         self._last = "\n"
 
     def tell(self, text: str, is_thought: bool) -> None:
+        if is_thought and (self._hides_thoughts or self._console is None):
+            return
         if self._console is None:
-            self._write("" if is_thought else text)
+            self._write(text)
             return
         if self._is_thinking and not is_thought:
             self._write("\n\n")
@@ -78,6 +88,8 @@ def line_of(found: Record) -> str:
         parts.append(f"hand-off {ms(handoff['overhead_s'])}")
     if usage is not None:
         parts.append(f"{usage['prompt_tokens']} in, {usage['completion_tokens']} out")
+        if usage["reasoning_tokens"]:
+            parts[-1] += f" ({usage['reasoning_tokens']} of reasoning)"
         if usage["cached_tokens"] is not None:
             parts[-1] += f", {usage['cached_tokens']} cached"
     if found["finish_reason"] not in ("", "stop"):

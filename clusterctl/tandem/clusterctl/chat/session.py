@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tandem.clusterctl.chat.client import Asker, ChatAnswer, Message
+from tandem.clusterctl.chat.client import Asker, ChatAnswer, Message, ReceivedCall
 from tandem.clusterctl.chat.printer import say_answer, say_figures
 from tandem.clusterctl.exit_codes import Exit
 from tandem.clusterctl.output import check_file, note
@@ -24,25 +24,21 @@ HELP = """\
 /help         show this
 /quit         leave, as Ctrl-D and Ctrl-C twice do
 A line that ends with \\ goes on with the next one. What begins with // is sent with one slash.
-Ctrl-C stops an answer; its text up to then is kept."""
+Ctrl-C stops an answer; its text up to then is kept.
+Where a tool is called, type its result."""
 
 
 @dataclass(slots=True)
 class Conversation:
-    """A system prompt, "" = none, and pairs of a question and its answer."""
+    """A system prompt, "" = none, and questions with their answers, calls of tools and results between them."""
 
     system: str = ""
     turns: list[Message] = field(default_factory=list)
 
-    def messages(self, question: str = "") -> list[Message]:
-        """Return all messages, with a new question at the end."""
-        before = [{"role": "system", "content": self.system}] if self.system else []
-        after = [{"role": "user", "content": question}] if question else []
-        return [*before, *self.turns, *after]
-
-    def add(self, question: str, answer: str) -> None:
-        """Add a question and its answer."""
-        self.turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    def messages(self, *more: Message) -> list[Message]:
+        """Return all messages, with new ones at the end."""
+        before: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
+        return [*before, *self.turns, *more]
 
     def save(self, path: Path) -> None:
         """Save to a new file: messages as JSON where its name ends in .json, else text. Raises ConfigError where a file
@@ -52,7 +48,7 @@ class Conversation:
         if path.suffix == ".json":
             text = json.dumps(said, indent=1, ensure_ascii=False) + "\n"
         else:
-            text = "\n".join(f"## {one['role']}\n\n{one['content']}\n" for one in said)
+            text = "\n".join(f"## {one['role']}\n\n{_text_of(one)}\n" for one in said)
         try:
             with path.open("x", encoding="utf-8") as file:
                 file.write(text)
@@ -67,6 +63,7 @@ class Talk:
     asker: Asker
     conversation: Conversation
     is_quiet: bool = False
+    hides_thoughts: bool = False
 
     def run(self) -> Exit:
         """Run the conversation; OK, or INTERRUPTED where Ctrl-C ended it."""
@@ -117,15 +114,29 @@ class Talk:
         commands[word](rest.strip())
 
     def _answer(self, question: str) -> None:
+        said: list[Message] = [{"role": "user", "content": question}]
+        while True:
+            answer = self._answer_to(said)
+            if answer.finish_reason == "Ctrl-C":
+                answer.calls.clear()  # they are not whole
+                if not answer.text:
+                    return
+            said.append(answer.message())
+            if not answer.calls:
+                break
+            said += [_result_of(call) for call in answer.calls.values()]
+        self.conversation.turns += said  # at once: no server takes calls without results
+
+    def _answer_to(self, said: list[Message]) -> ChatAnswer:
         answer = ChatAnswer()
+        messages = self.conversation.messages(*said)
         try:
-            say_answer(self.asker, answer, self.conversation.messages(question))
+            say_answer(self.asker, answer, messages, hides_thoughts=self.hides_thoughts)
         except KeyboardInterrupt:
             answer.finish_reason = "Ctrl-C"
-        if answer.text or answer.finish_reason != "Ctrl-C":
-            self.conversation.add(question, answer.text)
         if not self.is_quiet:
             say_figures(answer)
+        return answer
 
     def _set_system(self, text: str) -> None:
         self.conversation.system = text
@@ -143,9 +154,23 @@ class Talk:
         note(f"written: {path}")
 
 
-def _read_lines() -> str:
+def _result_of(call: ReceivedCall) -> Message:
+    """Ask the user for the result of a call; KeyboardInterrupt for Ctrl-C and Ctrl-D, which drop the question."""
+    try:
+        result = _read_lines(f"result of {call.name}> ")
+    except EOFError:
+        raise KeyboardInterrupt from None
+    return {"role": "tool", "tool_call_id": call.id, "content": result}
+
+
+def _text_of(message: Message) -> str:
+    calls = [f"→ {one['function']['name']} {one['function']['arguments']}" for one in message.get("tool_calls", ())]
+    return "\n".join([*([message["content"]] if message["content"] else []), *calls])
+
+
+def _read_lines(prompt: str = PROMPT) -> str:
     """Read one input of the user, of one line or more; EOFError and KeyboardInterrupt for Ctrl-D and Ctrl-C."""
-    lines = [input(PROMPT)]
+    lines = [input(prompt)]
     while lines[-1].endswith("\\"):
         lines[-1] = lines[-1][:-1]
         lines.append(input(MORE))

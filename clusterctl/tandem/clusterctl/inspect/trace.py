@@ -41,6 +41,8 @@ def show(found: Record, console: Console) -> None:
     say(console, f"request   {found['request']}: {outcome}")
     say(console, f"began     {began}, router {found['router']}, took {ms(found['duration_s'])}")
     say(console, f"tokens    {found['prompt_tokens']} in{cached}, {found['output_tokens']} out")
+    if found.get("constraint"):
+        say(console, f"follows   {found['constraint']['kind']}, of {found['constraint']['param']}")
     say(console, f"planned   {found['reason']}; attempts: {found['attempts']}")
     if found["error"]:
         say(console, f"error     {found['error']}")

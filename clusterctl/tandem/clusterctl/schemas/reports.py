@@ -11,6 +11,7 @@ from tandem.clusterctl.meta.settings import Setting
 class ChatUsage(TypedDict):
     prompt_tokens: int
     completion_tokens: int
+    reasoning_tokens: int | None
     cached_tokens: int | None
 
 
@@ -21,6 +22,14 @@ class ChatTimings(TypedDict):
     ttft_s: float | None
     total_s: float
     tokens_per_s: float | None
+
+
+class ChatCall(TypedDict):
+    """A call of a tool; `arguments` is JSON as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str
 
 
 class ChatWorkers(TypedDict):
@@ -38,6 +47,7 @@ class Chat(TypedDict):
     model: str
     text: str
     reasoning: str
+    calls: list[ChatCall]
     finish_reason: str
     usage: ChatUsage | None
     timings: ChatTimings

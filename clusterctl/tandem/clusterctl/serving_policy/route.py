@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tandem.clusterctl import rich_output
+from tandem.clusterctl.chat.request_files import read_schema
 from tandem.clusterctl.commands import command_app, examples
 from tandem.clusterctl.confirm import Consent, EffectKind
 from tandem.clusterctl.flags import Where, flagged
@@ -60,11 +61,14 @@ def explain(
     file: Annotated[Path | None, typer.Option(help="File with the prompt.")] = None,
     model: Annotated[str, typer.Option(help="Served model. Without it, the first one.")] = "",
     max_tokens: Annotated[int, typer.Option(help="Maximum tokens of the answer.")] = 16,
+    schema: Annotated[Path | None, typer.Option(help="File with a JSON schema that the answer would follow.")] = None,
 ) -> None:
     """Show where a prompt would go now, with the cost of every choice that was weighed. Nothing is sent."""
     body: dict[str, Any] = {"prompt": _prompt(prompt, tokens, file), "max_tokens": max_tokens}
     if model:
         body["model"] = model
+    if schema is not None:
+        body["response_format"] = read_schema(schema)
     with where.client() as admin:
         output.show("RoutingDecision", admin.explain(body), _show_decision)
 
@@ -106,6 +110,8 @@ def _show_decision(found: Record, console: Console) -> None:
         "chosen": f"{chosen}: {found['reason']}",
         "cached": f"{found['prefill_hit_tokens']} tokens to compute less, {found['decode_hit_tokens']} to move less",
     }
+    if found.get("constraint"):
+        lines["follows"] = f"{found['constraint']['kind']}, of {found['constraint']['param']}"
     if found.get("sources"):
         lines["fetched"] = ", ".join(f"{one['tokens']} tokens from {one['worker']}" for one in found["sources"])
     for name, value in lines.items():

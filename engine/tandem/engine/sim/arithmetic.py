@@ -127,7 +127,8 @@ def expected_tokens(
     tokens: list[int] = []
     for index in range(len(outputs), len(outputs) + count):
         digest = combine([value] * groups)
-        token = choose(
+        forced = state.forced
+        token = forced if forced is not None else choose(
             digest, params, choice, index, vocab_size=vocab_size, eos_token_ids=eos_token_ids,
             banned=state.banned(index, vocab_size),
         )  # fmt: skip

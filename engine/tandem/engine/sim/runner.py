@@ -147,6 +147,8 @@ class SimRunner:
         sampling, params = row.sampling, row.sampling.params
         if row.token is not None:
             return TokenOutput(row.token, prompt_logprob(digest, row.token, params, self.vocab_size))
+        if (forced := sampling.forced) is not None:
+            return TokenOutput(forced, report_logprob(forced, params, self.vocab_size))
         token = choose(
             digest, params, sampling.choice, row.index, vocab_size=self.vocab_size, eos_token_ids=self.eos_token_ids,
             banned=sampling.banned(row.index, self.vocab_size) if sampling.has_mask else (),

@@ -11,6 +11,7 @@ from tandem.core.admin_schema import RoutedWorker, copied
 from tandem.core.config import PolicyName
 from tandem.core.errors import InvalidRequestError
 from tandem.router.api.http.errors import from_validation
+from tandem.router.api.http.output_fields import OutputFields, output_grammar_of
 from tandem.router.api.http.schemas import Message, messages_of
 from tandem.router.dispatch.dispatcher import Dispatcher
 from tandem.router.dispatch.inflight_request import GenerationRequest
@@ -22,10 +23,8 @@ _DIGITS = 6
 M = TypeVar("M", bound=BaseModel)
 
 
-class ExplainRequest(BaseModel):
+class ExplainRequest(OutputFields):
     """Exactly one of `prompt` (text or token ids) and `messages`. `model` None = the first that is served."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = None
     prompt: str | list[int] | None = None
@@ -72,12 +71,15 @@ class RoutingHandlers:
             prompts=() if prompt is None else (prompt,),
             messages=messages_of(wanted.messages) if wanted.messages is not None else None,
             options={"max_tokens": wanted.max_tokens, "n": wanted.n},
+            output_grammar=output_grammar_of(wanted),
         )
         (work,) = await self._reader.read(ask)
         plan, candidates = self._dispatcher.explain(work)
+        grammar = work.output_grammar
         return {
             "prompt_tokens": len(work.prompt),
             "max_tokens": work.sampling.max_tokens,
+            "constraint": None if grammar is None else {"kind": grammar.kind, "param": grammar.param},
             **decision(plan),
             "workers": [_worker(one) for one in candidates],
         }

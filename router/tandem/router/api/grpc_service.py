@@ -29,6 +29,7 @@ from tandem.router.api.http.output_fields import constraint_grammar
 from tandem.router.api.servers import TlsFiles, bind
 from tandem.router.dispatch.inflight_request import GenerationRequest
 from tandem.router.error_quoting import quoted
+from tandem.router.output_formats.choice import ThoughtLimit
 from tandem.router.serving.choices import ChoiceUpdate, WholeChoices
 from tandem.router.serving.request_parser import (
     MAX_MESSAGES,
@@ -333,6 +334,7 @@ def _ask(request: i.GenerateRequest) -> GenerationRequest:
         "is_whole": kept is not None,
         "bad_words": tuple(request.sampling.bad_words),
         "output_grammar": _output_grammar(request.structured_outputs),
+        "thought_limit": _thought_limit(request.sampling),
         "cache_salt": request.cache_salt if request.HasField("cache_salt") else None,
         "cache_key": request.prompt_cache_key if request.HasField("prompt_cache_key") else None,
     }
@@ -348,6 +350,11 @@ def _output_grammar(outputs: i.StructuredOutputs) -> OutputGrammar | None:
         return None
     value = list(outputs.choice.texts) if kind == "choice" else getattr(outputs, kind)
     return constraint_grammar(kind, value, f"structured_outputs.{kind}", outputs.whitespace_pattern or None)
+
+
+def _thought_limit(sampling: i.GenerateSampling) -> ThoughtLimit | None:
+    name = "thinking_token_budget"
+    return ThoughtLimit(sampling.thinking_token_budget, name) if sampling.HasField("thinking_token_budget") else None
 
 
 def _wish(request: i.GenerateRequest, context: Any) -> SloRequest:

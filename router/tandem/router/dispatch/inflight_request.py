@@ -19,7 +19,7 @@ from tandem.core.state_enums import FinishReason, Phase
 from tandem.router.admission.slo_classes import ANONYMOUS, Caller, SloRequest, SloTerms
 from tandem.router.dispatch.request_trace import MAX_MOMENTS, Moment, RequestTrace
 from tandem.router.dispatch.retry_policy import AttemptHistory, Member
-from tandem.router.output_formats.choice import ToolUse
+from tandem.router.output_formats.choice import ThoughtLimit, ToolUse
 from tandem.router.output_formats.parser import ParserSpec
 from tandem.router.routing.plan import Job, Plan
 from tandem.router.tokenization.chat_template import DEFAULT_RENDERING, Rendering
@@ -79,7 +79,7 @@ class GenerationRequest:
     default_max_tokens: int | None = None
     tools: ToolUse | None = None
     effort: str | None = None
-    """How much the model shall reason."""
+    thought_limit: ThoughtLimit | None = None
     shows_reasoning: bool = True
     parsing: ParserSpec | None = None
     """Of a prompt: how its answers are taken apart; None = they are content alone."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tandem.core.admin_schema import Constraint
+
 MAX_MOMENTS = 64
 """Moments of one request: attempts are few, so that this is for requests that something is wrong with."""
 
@@ -27,7 +29,8 @@ class Moment:
 
 @dataclass(slots=True, kw_only=True)  # never changed, but frozen it would take four times as long to make
 class RequestTrace:
-    """A request's moments. `ended_s` None = it runs. `error` is what its client got, `reason` the last plan's."""
+    """A request's moments. `ended_s` None = it runs. `error` is what its client got, `reason` the last plan's.
+    `constraint`: the grammar that the answer follows."""
 
     request: str
     model: str
@@ -39,5 +42,6 @@ class RequestTrace:
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int | None
+    constraint: Constraint | None
     handoff: Mapping[str, float] | None
     moments: Sequence[Moment]

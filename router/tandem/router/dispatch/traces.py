@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby, islice
 
+from tandem.core.admin_schema import Constraint
 from tandem.core.demand import MAX_ASKED, DemandSample
 from tandem.core.ids import RequestId
 from tandem.router.dispatch.inflight_request import GenerationRequest, InFlightRequest
@@ -48,6 +49,7 @@ class TraceBook:
 def trace_of(flight: InFlightRequest, now_s: float, *, is_over: bool) -> RequestTrace:
     """Return the trace of a flight as known now."""
     error, handoff, arrived_s = flight.inbox.error, flight.handoff, flight.work.arrived_s
+    grammar = flight.work.output_grammar
     return RequestTrace(
         request=flight.id,
         model=flight.work.model,
@@ -59,6 +61,7 @@ def trace_of(flight: InFlightRequest, now_s: float, *, is_over: bool) -> Request
         prompt_tokens=len(flight.work.prompt),
         output_tokens=flight.output_tokens,
         cached_tokens=flight.cached_tokens,
+        constraint=None if grammar is None else Constraint(kind=grammar.kind, param=grammar.param),
         handoff=None if handoff is None else asdict(handoff) | {"overhead_s": handoff.overhead_s},
         moments=tuple(flight.moments),
     )

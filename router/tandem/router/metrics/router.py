@@ -44,6 +44,7 @@ class RequestMetrics:
     tokens."""
 
     ttft: Histogram
+    first_content: Histogram
     predicted_ttft: Histogram
     ttft_error: Histogram
     second_token: Histogram

@@ -1,4 +1,4 @@
-"""Tools of a request, and how its answer may call them."""
+"""Tools of a request, how its answer may call them, and how long it may think."""
 
 from __future__ import annotations
 
@@ -35,3 +35,11 @@ class ToolUse:
     def strict(self) -> frozenset[str]:
         """Functions whose arguments must follow their schema."""
         return frozenset(tool["function"]["name"] for tool in self.tools if tool["function"].get("strict"))
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtLimit:
+    """Tokens of thought that an answer may have, and the field of the request that asked for it."""
+
+    tokens: int
+    param: str

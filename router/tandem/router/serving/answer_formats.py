@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tandem.core.errors import InvalidRequestError, UnsupportedParameterError
 from tandem.core.output_grammar import OutputGrammar
+from tandem.core.thought_budget import ThoughtBudget
 from tandem.router.dispatch.inflight_request import GenerationRequest
+from tandem.router.output_formats.choice import ThoughtLimit
 from tandem.router.output_formats.grammar import Thinking, behind_reasoning, call_grammar
 from tandem.router.output_formats.parser import ParserSpec
 from tandem.router.output_formats.registry import ModelFormats
@@ -63,7 +66,8 @@ def _constrained(ask: GenerationRequest, grammar: str) -> GenerationRequest:
         what, why = f"{ask.output_grammar.param} cannot be combined with these tools", "an answer follows one grammar"
         todo = f"leave {ask.output_grammar.param} out, or set tool_choice to none"
         raise UnsupportedParameterError(what, why=why, todo=todo, param=ask.output_grammar.param)
-    return replace(ask, output_grammar=OutputGrammar(grammar, "tool_choice" if ask.tools.is_forced else "tools"))
+    param = "tool_choice" if ask.tools.is_forced else "tools"
+    return replace(ask, output_grammar=OutputGrammar(grammar, param, "tools"))
 
 
 def _behind_reasoning(ask: GenerationRequest, tokenizer: Tokenizer, formats: ModelFormats) -> GenerationRequest:
@@ -102,13 +106,49 @@ def parsing_of(
     if ask.api not in _PARSED_APIS or (tools is None and formats.reasoning is None):
         return None
     used = replace(formats, tools=tools)
-    begin = formats.reasoning.begin if formats.reasoning is not None else ""
-    end = tokenizer.decode_all(list(prompt[-_PROMPT_END_TOKENS:])).rstrip() if begin else ""
     return ParserSpec(
         tools=tools,
         reasoning=formats.reasoning,
         schemas=ask.tools.schemas if ask.tools is not None else {},
         tags={token: tag for tag, token in _tags_of(used, tokenizer).items()},
-        begins_inside=bool(begin) and end.endswith(begin),
+        begins_inside=formats.reasoning is not None and _ends_with(formats.reasoning.begin, prompt, tokenizer),
         is_parallel=ask.tools is None or ask.tools.is_parallel,
     )
+
+
+def thought_budget_of(
+    ask: GenerationRequest, limit: ThoughtLimit, prompt: Sequence[int], tokenizer: Tokenizer, formats: ModelFormats
+) -> ThoughtBudget | None:
+    """`limit` for answers to `prompt`, in tokens of the model; None = they have no thoughts.
+
+    UnsupportedParameterError if the model does not mark its thoughts by tokens; for messages the limit is an effort
+    then, and no more.
+    """
+    form, tags = formats.reasoning, tokenizer.added_tokens
+    ends = () if form is None else tuple(tags[tag] for tag in form.endings if tag in tags)
+    if form is None or not ends:
+        if ask.api == "messages":
+            return None
+        why = "it has no known format of thoughts" if form is None else f"{form.endings[0]} is not one of its tokens"
+        what, todo = f"{limit.param} cannot be kept by this model", "leave it out"
+        raise UnsupportedParameterError(what, why=why, todo=todo, param=limit.param)
+    if _ends_with(form.end, prompt, tokenizer):
+        return None
+    encode = partial(tokenizer.encode_now, add_special_tokens=False)
+    has_tools = ask.tools is not None and formats.tools is not None
+    closing = tuple(encode(form.closing if has_tools else form.closing + form.answer))
+    lead = next(place for place, token in enumerate(closing) if token in ends)  # belongs to the thought
+    triggers = formats.tools.triggers if has_tools and formats.tools is not None else ()
+    return ThoughtBudget(
+        tokens=max(0, limit.tokens - lead),
+        begin=tuple(encode(form.opening)),
+        ends=(*ends, *(tags[tag] for tag in triggers if tag in tags)),
+        closing=closing[max(0, lead - limit.tokens) :],
+        last_closing=tuple(encode(form.closing + form.answer)) if form.answer else (),
+        is_begun=_ends_with(form.begin, prompt, tokenizer),
+    )
+
+
+def _ends_with(tag: str, prompt: Sequence[int], tokenizer: Tokenizer) -> bool:
+    """True if a tag, "" = none, is at the end of a prompt, blanks behind it aside."""
+    return bool(tag) and tokenizer.decode_all(list(prompt[-_PROMPT_END_TOKENS:])).rstrip().endswith(tag)

@@ -50,12 +50,12 @@ def schema_grammar(schema: Any, param: str, *, is_strict: bool = False, whitespa
     """JSON that a schema describes. `is_strict`: OpenAI's rules for schemas hold. `whitespace`: a regular expression of
     what may stand between the tokens of JSON, "" = nothing. Raises InvalidGrammarError."""
     ruled = _ruled(schema, param, is_strict, whitespace)
-    return OutputGrammar(orjson.dumps({"grammars": [{"json_schema": ruled}]}).decode(), param)
+    return OutputGrammar(orjson.dumps({"grammars": [{"json_schema": ruled}]}).decode(), param, "schema")
 
 
 def regex_grammar(pattern: str, param: str) -> OutputGrammar:
     """Text that matches a regular expression from its first to its last character."""
-    return OutputGrammar(LLMatcher.grammar_from_regex(pattern), param)
+    return OutputGrammar(LLMatcher.grammar_from_regex(pattern), param, "regex")
 
 
 def choice_grammar(choices: Sequence[str], param: str) -> OutputGrammar:
@@ -65,7 +65,7 @@ def choice_grammar(choices: Sequence[str], param: str) -> OutputGrammar:
             f"{param} is not usable", why=f"it needs 1 to {MAX_CHOICES} texts, none of them empty", param=param
         )
     texts = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in dict.fromkeys(choices))
-    return OutputGrammar(f"start: {texts}", param)
+    return OutputGrammar(f"start: {texts}", param, "choice")
 
 
 def text_grammar(text: str, param: str) -> OutputGrammar:
@@ -97,7 +97,7 @@ def tag_grammar(tags: Sequence[tuple[str, Any, str]], triggers: Sequence[str], p
             raise InvalidGrammarError(f"{where}.begin is not reachable", why=why, todo=todo, param=f"{where}.begin")
         inner = _ruled(schema, f"{where}.schema", False, None)
         made.append(StructTag(trigger=trigger, begin=begin, grammar=inner, end=end))
-    return OutputGrammar(StructTag.to_grammar(made, assume_special=False), param)
+    return OutputGrammar(StructTag.to_grammar(made, assume_special=False), param, "tags")
 
 
 async def check_grammar(grammar: OutputGrammar) -> None:

@@ -15,7 +15,7 @@ from tandem.core.sampling import SamplingParams
 from tandem.router.dispatch.inflight_request import Echo, GenerationRequest
 from tandem.router.error_quoting import quoted
 from tandem.router.output_formats.registry import ModelFormats, formats_of
-from tandem.router.serving.answer_formats import parsing_of, with_call_grammar, with_effort
+from tandem.router.serving.answer_formats import parsing_of, thought_budget_of, with_call_grammar, with_effort
 from tandem.router.serving.output_grammar import check_grammar
 from tandem.router.tenancy.authenticator import request_salt
 from tandem.router.tokenization.chat_template import Rendering, check_variables
@@ -222,6 +222,9 @@ class RequestParser:
                 todo=f"ask for at most {room} tokens",
                 param=ask.max_tokens_param,
             )
+        if ask.thought_limit is not None:
+            budget = thought_budget_of(ask, ask.thought_limit, prompt, model.tokenizer, formats)
+            sampling = replace(sampling, thoughts=budget)
         return replace(
             ask,
             prompts=(),

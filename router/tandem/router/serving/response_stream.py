@@ -19,6 +19,7 @@ from tandem.router.admission.admission_controller import ANSWER_TOKENS, Admissio
 from tandem.router.dispatch.dispatcher import Dispatcher
 from tandem.router.dispatch.inflight_request import ArrivalQueue, GenerationRequest, InFlightRequest, Turn
 from tandem.router.metrics.router import Metrics
+from tandem.router.output_formats.events import Reasoning
 from tandem.router.routing.plan import decision
 from tandem.router.serving.choices import Choice, ChoiceUpdate
 from tandem.router.tenancy.budgets import Budgets
@@ -92,6 +93,7 @@ class ResponseStream:
         self._sent_s = 0.0
         self._error: TandemError | None = None
         self._is_background = works[0].terms.is_background
+        self._awaits_content = self._parsing is not None and not self._is_background
         self._measured = response_factory.metrics.of(works[0].model)
 
     def __enter__(self) -> ResponseStream:
@@ -322,6 +324,9 @@ class ResponseStream:
                 self._response_factory.dispatcher.end_choice(self._flights[chunk.slot], chunk.choice)
         if choice.token_count > before:
             self._note_times(choice, before, chunk.at_s)
+        if self._awaits_content and any(not isinstance(part, Reasoning) for part in update.parts or ()):
+            self._awaits_content = False
+            self._measured.first_content.observe(chunk.at_s - self._received_s)
 
     def _prompt_logprobs(self, slot: int) -> Sequence[TokenLogprob] | None:
         work, found = self._works[slot], self._flights[slot].prompt_logprobs

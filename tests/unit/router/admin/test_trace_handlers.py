@@ -27,7 +27,7 @@ def moment(what: str, at_s: float, attempt: int = 1, prefill: str = "p0") -> Mom
 def trace(*moments: Moment, request: str = "r") -> RequestTrace:
     return RequestTrace(
         request=request, model="m", outcome="finished", error="", reason="least", arrived_s=100.0, ended_s=104.0,
-        prompt_tokens=7, output_tokens=3, cached_tokens=None, handoff=None, moments=moments,
+        prompt_tokens=7, output_tokens=3, cached_tokens=None, constraint=None, handoff=None, moments=moments,
     )  # fmt: skip
 
 

@@ -154,7 +154,7 @@ def moment(what: str, at_s: float, attempt: int = 1, why: str = "") -> Moment:
 def trace(*moments: Moment, request: str = "r", ended_s: float | None = 9.0) -> RequestTrace:
     return RequestTrace(
         request=request, model="m", outcome="finished", error="", reason="least", arrived_s=0.0, ended_s=ended_s,
-        prompt_tokens=7, output_tokens=3, cached_tokens=None, handoff=HANDOFF, moments=moments,
+        prompt_tokens=7, output_tokens=3, cached_tokens=None, constraint=None, handoff=HANDOFF, moments=moments,
     )  # fmt: skip
 
 

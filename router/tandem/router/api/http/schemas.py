@@ -26,11 +26,13 @@ from tandem.core.sampling import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKEN_ID
 from tandem.router.api.http.output_fields import CONSTRAINTS, OutputFields, output_grammar_of
 from tandem.router.api.http.strict_models import FIRST_ERROR, Strict
 from tandem.router.api.http.tool_fields import (
+    REASONING,
     ToolCalls,
     ToolFields,
     Tools,
     calls_of,
     named_results,
+    reasoning_of,
     refuse_kinds,
     tool_use_of,
     tools_of,
@@ -85,7 +87,6 @@ NEUTRAL_CHAT: dict[str, tuple[Any, ...]] = {
     "function_call": (None, "none", "auto"),
     "functions": _NOTHING,
     "modalities": (None, ["text"]),
-    "reasoning": _NOTHING,
     "verbosity": (None, "medium"),
     "web_search_options": (None,),
 }
@@ -334,8 +335,7 @@ def chat_ask(body: ChatRequest) -> GenerationRequest:
         logprobs_param="top_logprobs",
         rendering=rendering if tools else replace(rendering, tools=()),
         tools=tools,
-        effort=body.reasoning_effort,
-        shows_reasoning=body.include_reasoning is not False,
+        **(reasoning_of(body) if body.model_fields_set & REASONING else {}),
         cache_salt=body.cache_salt,
         cache_key=body.prompt_cache_key,
     )

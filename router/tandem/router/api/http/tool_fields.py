@@ -14,7 +14,7 @@ from pydantic import Discriminator, Field, Tag
 from tandem.core.errors import InvalidRequestError, UnsupportedParameterError
 from tandem.router.api.http.strict_models import FIRST_ERROR, Strict
 from tandem.router.error_quoting import quoted
-from tandem.router.output_formats.choice import Mode, ToolUse
+from tandem.router.output_formats.choice import Mode, ThoughtLimit, ToolUse
 
 MAX_TOOLS = 128
 """Of a request, and calls of one answer."""
@@ -27,6 +27,8 @@ MAX_SCHEMA_KEYS = 256
 FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$", max_length=64)]
 SchemaKey = Annotated[str, Field(max_length=512)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Limit = Annotated[int, Field(ge=0, lt=2**31)]
+REASONING = {"reasoning_effort", "include_reasoning", "thinking_token_budget", "reasoning"}
 _KNOWN_CHOICES = ("none", "auto", "required")
 
 
@@ -99,11 +101,48 @@ class ToolCall(Strict):
 ToolCalls = Annotated[list[ToolCall], Field(max_length=MAX_TOOLS), FIRST_ERROR]
 
 
+class ReasoningParam(Strict):
+    """As OpenRouter takes it."""
+
+    effort: Effort | None = None
+    max_tokens: Limit | None = None
+    exclude: bool | None = None
+    enabled: bool | None = None
+
+
 class ToolFields(Strict):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Effort | None = None
     include_reasoning: bool | None = None
+    thinking_token_budget: Limit | None = None
+    reasoning: ReasoningParam | None = None
+
+
+def reasoning_of(body: ToolFields) -> dict[str, Any]:
+    """How much the model thinks and if the answer shows it, as fields of GenerationRequest; InvalidRequestError for
+    fields that contradict each other."""
+    given = body.reasoning or ReasoningParam()
+    effort = given.effort if given.enabled is None else given.effort or ("medium" if given.enabled else "none")
+    if given.enabled is False and effort != "none":
+        what = f"reasoning.effort is {effort} with reasoning.enabled false"
+        raise InvalidRequestError(what, todo="give one of them", param="reasoning.effort")
+    excludes = body.include_reasoning is False if given.exclude is None else given.exclude
+    budget, limit = body.thinking_token_budget, given.max_tokens
+    pairs = (
+        ("reasoning_effort", body.reasoning_effort, "reasoning.effort", effort),
+        ("include_reasoning", body.include_reasoning, "reasoning.exclude", not excludes),
+        ("thinking_token_budget", budget, "reasoning.max_tokens", limit),
+    )
+    for name, value, param, other in pairs:
+        if value is not None and other is not None and value != other:
+            raise InvalidRequestError(f"{name} and {param} differ", todo="give one of them", param=param)
+    bound = None
+    if budget is not None:
+        bound = ThoughtLimit(budget, "thinking_token_budget")
+    elif limit is not None:
+        bound = ThoughtLimit(limit, "reasoning.max_tokens")
+    return {"effort": body.reasoning_effort or effort, "shows_reasoning": not excludes, "thought_limit": bound}
 
 
 def refuse_kinds(body: Mapping[str, Any]) -> None:

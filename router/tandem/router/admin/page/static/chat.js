@@ -47,25 +47,18 @@ async function send() {
   running = new AbortController();
   byId("stop").disabled = false;
   byId("send").disabled = true;
-  const said = el("p", {});
-  answer.append(said);
+  const shown = makeAnswer(answer);
   let request = "";
   try {
-    const body = {
-      model: byId("model").value,
-      messages: [...talk, asked],
-      max_tokens: Number(byId("most").value) || 128,
-      temperature: Number(byId("temperature").value) || 0,
-      stream: true,
-    };
+    const body = bodyOf([...talk, asked]);
     const key = byId("api-key").value.trim();
     const response = await open("chat", { body, headers: key ? { "tandem-api-key": key } : {}, signal: running.signal });
     for await (const chunk of chunks(response.body)) {
       if (chunk.error) throw new Error(chunk.error.message);
       request = chunk.id ?? request;
-      said.append(chunk.choices?.[0]?.delta?.content ?? "");
+      shown.add(chunk.choices?.[0]?.delta ?? {});
     }
-    talk = [...talk, asked, { role: "assistant", content: said.textContent }];
+    talk = [...talk, asked, { role: "assistant", content: shown.said.textContent }];
   } catch (error) {
     answer.append(el("p", { class: "error" }, error.name === "AbortError" ? "Stopped." : error.message));
   } finally {
@@ -74,6 +67,56 @@ async function send() {
     byId("send").disabled = false;
   }
   if (request) await trace(request, answer);
+}
+
+function bodyOf(messages) {
+  const schema = json("schema", "The schema"), tools = json("tools", "The list of tools");
+  const budget = byId("budget").value;
+  return {
+    model: byId("model").value,
+    messages,
+    max_tokens: Number(byId("most").value) || 128,
+    temperature: Number(byId("temperature").value) || 0,
+    stream: true,
+    ...(schema && { response_format: { type: "json_schema", json_schema: { name: "answer", schema } } }),
+    ...(tools && { tools, tool_choice: byId("must-call").checked ? "required" : "auto" }),
+    ...(budget && { thinking_token_budget: Number(budget) }),
+  };
+}
+
+// The value in a field; undefined where it is empty.
+function json(id, what) {
+  const written = byId(id).value.trim();
+  if (!written) return undefined;
+  try {
+    return JSON.parse(written);
+  } catch (error) {
+    throw new Error(`${what} is not JSON: ${error.message}`);
+  }
+}
+
+// An answer as it comes: thoughts and calls are folded, and there only where the model has some.
+function makeAnswer(answer) {
+  const said = el("p", {}), thought = el("p", {}), calls = [];
+  const folded = el("details", { class: "thought" }, el("summary", {}, "Thoughts"), thought);
+  answer.append(said);
+  return {
+    said,
+    add(delta) {
+      const words = delta.reasoning_content ?? delta.reasoning ?? "";
+      if (words && !folded.isConnected) said.before(folded);
+      thought.append(words);
+      said.append(delta.content ?? "");
+      for (const call of delta.tool_calls ?? []) {
+        if (!calls[call.index]) {
+          calls[call.index] = el("p", {});
+          const name = el("summary", {}, `Calls ${call.function.name}`);
+          answer.append(el("details", { class: "call" }, name, calls[call.index]));
+        }
+        calls[call.index].append(call.function.arguments ?? "");
+      }
+    },
+  };
 }
 
 async function* chunks(body) {

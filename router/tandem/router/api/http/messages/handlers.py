@@ -19,7 +19,7 @@ from tandem.router.api.http.messages.conversation import chat_messages, renderin
 from tandem.router.api.http.messages.events import PING, MessageWriter
 from tandem.router.api.http.messages.objects import REASONING, MessageEnd, content_of, message_object
 from tandem.router.api.http.messages.schemas import CountTokensRequest, MessagesRequest, without_neutral
-from tandem.router.api.http.messages.thinking import effort_of, shows_thoughts
+from tandem.router.api.http.messages.thinking import effort_of, limit_of, shows_thoughts
 from tandem.router.api.http.messages.tools import tool_use
 from tandem.router.api.http.middleware import (
     Endpoint,
@@ -190,5 +190,6 @@ def _chat(body: CountTokensRequest) -> GenerationRequest:
         rendering=replace(rendering_of(body), tools=use.tools if use is not None else ()),
         tools=use,
         effort=effort_of(body),
+        thought_limit=limit_of(body),
         output_grammar=None if wanted is None else schema_grammar(wanted.schema_, "output_config.format.schema"),
     )
