@@ -15,7 +15,7 @@ from tandem.router.output_formats.registry import ModelFormats
 from tandem.router.tokenization.chat_template import Rendering
 from tandem.router.tokenization.tokenizer import Tokenizer
 
-_PARSED_APIS = ("chat", "messages")
+_PARSED_APIS = ("chat", "messages", "responses")
 _SWITCHES = ("enable_thinking", "thinking")
 """Variables of chat templates that turn reasoning on or off: Qwen's and others', DeepSeek's."""
 _LEVELS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
@@ -37,8 +37,8 @@ def with_effort(ask: GenerationRequest, tokenizer: Tokenizer) -> GenerationReque
         switches["reasoning_effort"] = _LEVELS.get(ask.effort, ask.effort)
     if not switches and ask.effort != "none" and ask.api != "messages":
         why = "the model's chat template does not read it"
-        what = f"reasoning_effort is {ask.effort}"
-        raise UnsupportedParameterError(what, why=why, todo="leave it out", param="reasoning_effort")
+        what = f"{ask.effort_param} is {ask.effort}"
+        raise UnsupportedParameterError(what, why=why, todo="leave it out", param=ask.effort_param)
     variables = {**switches, **ask.rendering.variables}
     return replace(ask, rendering=replace(ask.rendering, variables=variables))
 

@@ -30,9 +30,9 @@ from tandem.router.api.http.tool_fields import (
     ToolFields,
     Tools,
     calls_of,
+    chat_tool_use,
     named_results,
     refuse_kinds,
-    tool_use_of,
     tools_of,
 )
 from tandem.router.dispatch.inflight_request import GenerationRequest
@@ -317,9 +317,7 @@ def chat_ask(body: ChatRequest) -> GenerationRequest:
             )
         sampling["max_tokens"] = body.max_completion_tokens
     rendering = rendering_of(body)
-    tools = None
-    if rendering.tools or body.tool_choice is not None:
-        tools = tool_use_of(tuple(rendering.tools), body.tool_choice, is_parallel=body.parallel_tool_calls is not False)
+    tools = chat_tool_use(body, rendering.tools) if rendering.tools or body.tool_choice is not None else None
     return GenerationRequest(
         api="chat",
         served_model=body.model,

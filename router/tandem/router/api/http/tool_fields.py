@@ -5,7 +5,7 @@ Schemas of parameters are free-form JSON for the model's template; their size an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -27,7 +27,9 @@ MAX_SCHEMA_KEYS = 256
 FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$", max_length=64)]
 SchemaKey = Annotated[str, Field(max_length=512)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-_KNOWN_CHOICES = ("none", "auto", "required")
+_DESCRIBED = {"name", "description", "parameters", "strict"}
+Chosen = tuple[Mode, Sequence[tuple[str, str]]]
+"""How tools may be called, and the functions that a request names for it, each behind the path of its name."""
 
 
 class Function(Strict):
@@ -121,28 +123,37 @@ def refuse_kinds(body: Mapping[str, Any]) -> None:
         raise UnsupportedParameterError(what, todo="name a function", param="tool_choice.type")
 
 
-def tools_of(tools: Sequence[Tool] | None) -> tuple[Mapping[str, Any], ...]:
-    """Tools as chat templates read them; InvalidRequestError for schemas that are too large, and for equal names."""
+def tools_of(tools: Sequence[Tool]) -> tuple[Mapping[str, Any], ...]:
+    """Tools as chat templates read them; InvalidRequestError as `described`."""
+    return described((tool.function, f"tools[{position}].function") for position, tool in enumerate(tools))
+
+
+def described(functions: Iterable[tuple[Function, str]]) -> tuple[Mapping[str, Any], ...]:
+    """Functions, each with its path in the request, as chat templates read them; InvalidRequestError for schemas that
+    are too large, and for equal names."""
     given, names, total = [], set[str](), 0
-    for position, tool in enumerate(tools or ()):
-        where, name = f"tools[{position}].function", tool.function.name
-        if name in names:
-            what = f"two tools are called {name}"
+    for function, where in functions:
+        if function.name in names:
+            what = f"two tools are called {function.name}"
             raise InvalidRequestError(what, todo="give each a name of its own", param=f"{where}.name")
-        names.add(name)
-        total += len(tool.function.description or "") + _schema_bytes(tool.function.parameters, f"{where}.parameters")
+        names.add(function.name)
+        total += len(function.description or "") + _schema_bytes(function.parameters, f"{where}.parameters")
         if total > MAX_TOOLS_BYTES:
             why = f"at most {MAX_TOOLS_BYTES} bytes are allowed together"
             raise InvalidRequestError("the tools are too large", why=why, todo="send fewer", param="tools")
-        given.append({"type": "function", "function": tool.function.model_dump(exclude_none=True)})
+        written = function.model_dump(include=_DESCRIBED, exclude_none=True)
+        given.append({"type": "function", "function": written})
     return tuple(given)
 
 
-def tool_use_of(
-    tools: tuple[Mapping[str, Any], ...], choice: ToolChoice | None, *, is_parallel: bool
-) -> ToolUse | None:
+def chat_tool_use(body: ToolFields, tools: Sequence[Mapping[str, Any]]) -> ToolUse | None:
+    """How the answer to a chat may call `tools`, those of the request; see `tool_use_of`."""
+    return tool_use_of(tools, _chosen(body.tool_choice), is_parallel=body.parallel_tool_calls is not False)
+
+
+def tool_use_of(tools: Sequence[Mapping[str, Any]], choice: Chosen, *, is_parallel: bool) -> ToolUse | None:
     """How the answer may call `tools`; None = not at all."""
-    mode, allowed = _read(choice)
+    mode, allowed = choice
     names = tuple(str(tool["function"]["name"]) for tool in tools)
     if not tools:
         if mode not in ("none", "auto"):
@@ -159,8 +170,7 @@ def tool_use_of(
     return ToolUse(tools=tools, mode=mode, allowed=kept, is_parallel=is_parallel and mode != "named")
 
 
-def _read(choice: ToolChoice | None) -> tuple[Mode, list[tuple[str, str]]]:
-    """The mode, and the functions that are named, each behind the path of its name."""
+def _chosen(choice: ToolChoice | None) -> Chosen:
     if isinstance(choice, NamedChoice):
         return "named", [("tool_choice.function.name", choice.function.name)]
     if isinstance(choice, AllowedChoice):
@@ -173,11 +183,20 @@ def _read(choice: ToolChoice | None) -> tuple[Mode, list[tuple[str, str]]]:
 
 def calls_of(calls: Sequence[ToolCall], where: str) -> list[dict[str, Any]]:
     """Calls of an earlier answer, for templates; InvalidRequestError for arguments that are no JSON object."""
-    return [_call_of(call, f"{where}[{position}].function.arguments") for position, call in enumerate(calls)]
+    return [
+        call_of(call.id, call.function.name, arguments_of(call.function.arguments, f"{where}[{n}].function.arguments"))
+        for n, call in enumerate(calls)
+    ]
 
 
-def _call_of(call: ToolCall, where: str) -> dict[str, Any]:
-    text = call.function.arguments.strip() or "{}"
+def call_of(given_id: str, name: str, arguments: str) -> dict[str, Any]:
+    """A call as chat templates read it."""
+    return {"id": given_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def arguments_of(given: str, where: str) -> str:
+    """The arguments of a call at `where` in a request; InvalidRequestError if they are no JSON object."""
+    text = given.strip() or "{}"
     try:
         is_object = isinstance(orjson.loads(text), dict)
     except ValueError as error:
@@ -185,7 +204,7 @@ def _call_of(call: ToolCall, where: str) -> dict[str, Any]:
         raise InvalidRequestError(f"{where} is no JSON", why=why, todo="send a JSON object", param=where) from error
     if not is_object:
         raise InvalidRequestError(f"{where} is no JSON object", todo="send a JSON object", param=where)
-    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": text}}
+    return text
 
 
 def named_results(messages: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
