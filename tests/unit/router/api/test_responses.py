@@ -231,6 +231,8 @@ def test_calls_that_no_model_can_read_are_named(given: list[Any], param: str) ->
 def test_a_call_that_was_cut_has_its_complete_fields_in_the_next_turn() -> None:
     cut = messages_of([call(1, '{"a": "x", "b": {"c": 1, "d"')])[0]
     assert cut["tool_calls"][0]["function"]["arguments"] == '{"a":"x","b":{"c":1}}'
+    long = messages_of([call(1, '{"a": 77777777777777777777, "b')])[0]
+    assert json.loads(long["tool_calls"][0]["function"]["arguments"]) == {"a": float("7" * 20)}
     for broken in ("7", '"x', "{]"):
         assert messages_of([call(1, broken)])[0]["tool_calls"][0]["function"]["arguments"] == "{}"
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import orjson
 from pydantic import Discriminator, Field, Tag
+from pydantic_core import from_json, to_json
 
 from tandem.core.errors import InvalidRequestError, UnsupportedParameterError
 from tandem.router.api.http.strict_models import FIRST_ERROR, Strict
@@ -205,6 +206,17 @@ def arguments_of(given: str, where: str) -> str:
     if not is_object:
         raise InvalidRequestError(f"{where} is no JSON object", todo="send a JSON object", param=where)
     return text
+
+
+def object_of(arguments: str) -> dict[str, Any]:
+    """The arguments that a model wrote as an object: of a call that was cut the fields that are complete, of what is no
+    object none. Integers of more than 64 bits are fractions, as the writer of answers has no others."""
+    try:
+        read = from_json(arguments or "{}", allow_partial=True)
+        value = orjson.loads(to_json(read, inf_nan_mode="null"))
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def named_results(messages: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import orjson
-from pydantic_core import from_json
 
 from tandem.core.errors import InvalidRequestError
 from tandem.router.api.http.responses.items import (
@@ -19,7 +18,7 @@ from tandem.router.api.http.responses.items import (
 )
 from tandem.router.api.http.responses.objects import new_id, text_part
 from tandem.router.api.http.schemas import RefusalPart
-from tandem.router.api.http.tool_fields import arguments_of, call_of, named_results
+from tandem.router.api.http.tool_fields import arguments_of, call_of, named_results, object_of
 from tandem.router.error_quoting import quoted
 from tandem.router.tokenization.chat_template import THOUGHT_NAMES
 
@@ -117,18 +116,14 @@ class _Turns:
 
 
 def _object(arguments: str) -> str:
-    """Arguments as a JSON object: templates read no other. Of a call that was cut, the fields that are complete."""
+    """Arguments as a JSON object, as templates read no other."""
     text = arguments.strip() or "{}"
     try:
         if isinstance(orjson.loads(text), dict):
             return text
-    except ValueError:
+    except ValueError:  # they were cut
         pass
-    try:
-        value = from_json(text, allow_partial=True)
-    except ValueError:
-        return "{}"
-    return orjson.dumps(value).decode() if isinstance(value, dict) else "{}"
+    return orjson.dumps(object_of(text)).decode()
 
 
 def _joined(content: str | Sequence[Mapping[str, Any]]) -> str:
