@@ -1,6 +1,7 @@
 """Tools and reasoning of /v1/responses, read with the `openai` client: whole, streamed, and over several turns."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from pydantic import TypeAdapter
 
 from tandem.router.api.http.responses.response_models import InputItemList, ResponseObject
 from tandem.statestore.embedded_redis import PrivateRedis
-from tests.integration.router.house import RouterHarness, builder
+from tests.integration.router.house import ROOT, RouterHarness, builder
 from tests.integration.router.scripted_worker import Script
 from tests.integration.router.tool_models import Said, tool_model
 
@@ -51,7 +52,7 @@ def house(serving: tuple[RouterHarness, Said]) -> RouterHarness:
 @pytest.fixture
 def said(serving: tuple[RouterHarness, Said]) -> Said:
     said = serving[1]
-    said.texts, said.is_cut = [CALLS], False
+    said.texts, said.then, said.is_cut = [CALLS], [], False
     return said
 
 
@@ -137,6 +138,15 @@ def test_outputs_go_back_into_the_prompt(
     third = client.responses.create(**{**ASK, "input": "Thanks.", "previous_response_id": second.id})
     assert third.output_text == "It is fine."
     assert prompt_of(house, said).startswith(prompt + "It is fine.")
+
+
+def test_the_example_of_the_page_runs(house: RouterHarness, said: Said, capsys: pytest.CaptureFixture[str]) -> None:
+    said.texts, said.then = [CALLS.partition('<tool_call>\n{"name": "now')[0]], ["It is fine."]
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "tools.md").read_text(), flags=re.DOTALL)
+    example = example.replace("http://127.0.0.1:8000", house.url).replace('"qwen3"', '"tools"')
+    exec(compile(example, "tools.md", "exec"), {})
+    assert capsys.readouterr().out == "It is fine.\n"
+    assert "Zürich: 21°" in prompt_of(house, said)
 
 
 @pytest.mark.parametrize("dumped", [{}, {"exclude_none": True}, {"exclude_unset": True}], ids=str)
@@ -232,6 +242,57 @@ def test_reasoning_given_is_that_of_the_answer_behind_it(
     assert '<think>\nEasy.\n</think>\n\n<tool_call>\n{"name": "now", "arguments": {}}' in prompt_of(house, said)
 
 
+def custom(name: str = "run", **more: Any) -> dict[str, Any]:
+    return {"type": "custom", "name": name, **more}
+
+
+def grammar(syntax: str, definition: str) -> dict[str, Any]:
+    return {"type": "grammar", "syntax": syntax, "definition": definition}
+
+
+INPUT = 'He said "é\n\\😀"'
+
+
+def test_the_input_of_a_custom_tool_is_a_text(client: openai.OpenAI, house: RouterHarness, said: Said) -> None:
+    """Whole, streamed, kept, and back in the prompt."""
+    said.texts = [f'<tool_call>{{"name": "run", "arguments": {{"input": {json.dumps(INPUT)}}}}}</tool_call>']
+    ask: Any = {**ASK, "tools": [custom(description="Runs a program", format={"type": "text"}), *TOOLS]}
+    first = client.responses.create(**ask)
+    call: Any = first.output[0]
+    assert (call.type, call.name, call.input, call.status) == ("custom_tool_call", "run", INPUT, "completed")
+    assert first.to_dict()["tools"] == ask["tools"]
+    with client.responses.stream(**ask) as stream:
+        events: list[Any] = list(stream)
+        final: Any = stream.get_final_response().output[0]
+    deltas = [event.delta for event in events if event.type == "response.custom_tool_call_input.delta"]
+    (done,) = [event for event in events if event.type == "response.custom_tool_call_input.done"]
+    assert "".join(deltas) == done.input == final.input == INPUT
+    assert len(deltas) > 4
+    assert done.item_id == final.id
+
+    said.texts = ["Done."]
+    output: Any = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "exit 0"}
+    second = client.responses.create(**{**ask, "input": [output], "previous_response_id": first.id})
+    prompt = prompt_of(house, said)
+    assert json.dumps(INPUT, ensure_ascii=False) in prompt
+    assert "exit 0" in prompt
+    by_hand: Any = [{"role": "user", "content": ASK["input"]}, call, output]
+    third = client.responses.create(**{**ask, "input": by_hand})
+    assert prompt_of(house, said) == prompt
+    assert second.output_text == third.output_text == "Done."
+    listed = httpx.get(f"{house.url}/v1/responses/{third.id}/input_items", params={"order": "asc"})
+    assert len(InputItemList.model_validate_json(listed.text, strict=True).data) == 3
+    kept: list[Any] = [ITEM.validate_json(json.dumps(one), strict=True) for one in listed.json()["data"]]
+    assert (kept[1].input, kept[2].output) == (INPUT, "exit 0")
+
+
+def test_a_regex_of_a_custom_tool_is_in_the_grammar(house: RouterHarness, said: Said) -> None:
+    tools = [custom(format=grammar("regex", "[0-9]+"))]
+    for choice in ("auto", "required", {"type": "custom", "name": "run"}):
+        assert post(house, tools=tools, tool_choice=choice).status_code == 200
+        assert "^(?:[0-9]+)$" in house.workers["prefill-0"].submitted[-1].sampling.grammar
+
+
 @pytest.mark.parametrize(
     ("more", "param"),
     [
@@ -241,6 +302,12 @@ def test_reasoning_given_is_that_of_the_answer_behind_it(
         ({"tools": [{"type": "function", "name": "f", "strict": "yes"}]}, "tools[0].strict"),
         ({"tools": [{"type": "function", "name": f"f{place}"} for place in range(129)]}, "tools"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [custom("a b")]}, "tools[0].name"),
+        ({"tools": [custom("get_weather"), *TOOLS]}, "tools[1].name"),
+        ({"tools": [custom(format={"type": "grammar", "syntax": "regex"})]}, "tools[0].format.definition"),
+        ({"tools": [custom(format=grammar("regex", "[a"))]}, "tools[0].format.definition"),
+        ({"tools": [custom(format=grammar("lark", 'start: "a"'))]}, "tools[0].format.syntax"),
+        ({"tools": [custom()], "tool_choice": {"type": "custom", "name": "g"}}, "tool_choice.name"),
         ({"tools": [{"type": "mcp", "server_label": "a", "server_url": "b"}]}, "tools[0].type"),
         ({"tool_choice": "any"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name"),

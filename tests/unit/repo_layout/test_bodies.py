@@ -17,6 +17,7 @@ READ_BY_THE_MODEL = {
     "TextPart.text", "Message.content", "Message.reasoning_content", "Message.reasoning", "Message.refusal",
     "ItemPart.text", "RefusalPart.refusal", "ThoughtPart.text", "MessageItem.content",
     "CalledFunction.arguments", "FunctionCallItem.arguments", "CallOutputItem.output", "OutputPart.text",
+    "CustomCallItem.input", "CalledCustomTool.input",
     "TokenizeRequest.prompt", "CompletionRequest.prompt", "ResponseRequest.input", "ResponseRequest.instructions",
     "MessageParam.content", "TextBlock.text", "ThinkingBlock.thinking", "ToolResultBlock.content",
     "CountTokensRequest.system", "MessagesRequest.system",

@@ -52,9 +52,9 @@ class GenerationRequest:
     Of a call, exactly one of `prompts` (text or token ids) and `messages` is given; `rendering` defines how `messages`
     become a prompt. Copies have neither. `served_model` is the client's name of the model, `options` the SamplingParams
     fields given. Without max_tokens `default_max_tokens` is the limit, None = what is left of the context. Names like
-    `max_tokens_param` are those of fields in errors. With `echoes` an answer begins with its prompt. Of the choices the `kept` best
-    are wanted. `is_whole`: the answer is given when it is complete. Requests of one `cache_salt` share cached blocks
-    among themselves alone; those of one `cache_key` go to the same workers where that costs little.
+    `max_tokens_param` are those of fields in errors. With `echoes` an answer begins with its prompt. Of the choices the
+    `kept` best are wanted. `is_whole`: the answer is given when it is complete. Requests of one `cache_salt` share
+    cached blocks among themselves alone; those of one `cache_key` go to the same workers where that costs little.
 
     Of a prompt, `sampling.n` choices are wanted. `model` is what its workers must compute; empty = any. `salt` is in
     the root of its block hashes; empty = that of requests that belong to no tenant.

@@ -111,4 +111,5 @@ def parsing_of(
         tags={token: tag for tag, token in _tags_of(used, tokenizer).items()},
         begins_inside=bool(begin) and end.endswith(begin),
         is_parallel=ask.tools is None or ask.tools.is_parallel,
+        customs=frozenset(ask.tools.customs) if ask.tools is not None else frozenset(),
     )

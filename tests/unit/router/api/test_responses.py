@@ -14,7 +14,7 @@ from tandem.router.api.http.responses.events import OutputWriter
 from tandem.router.api.http.responses.objects import Draft
 from tandem.router.api.http.responses.schemas import ResponseRequest, without_neutral
 from tandem.router.api.http.responses.tools import tool_use
-from tandem.router.output_formats.events import CallArguments, CallStart, Content, Event, Reasoning
+from tandem.router.output_formats.events import CallArguments, CallInput, CallStart, Content, Event, Reasoning
 from tandem.router.serving.choices import ChoiceUpdate
 from tandem.router.serving.response_stream import TokenUsage
 
@@ -174,6 +174,16 @@ def output(number: int, text: Any = "1") -> dict[str, Any]:
     return {"type": "function_call_output", "call_id": f"c{number}", "output": text}
 
 
+def custom_output(number: int) -> dict[str, Any]:
+    return {**output(number), "type": "custom_tool_call_output"}
+
+
+def replaced(answer: dict[str, Any], arguments: str) -> dict[str, Any]:
+    """An answer whose call has these arguments."""
+    answer["tool_calls"][0]["function"]["arguments"] = arguments
+    return answer
+
+
 def called(*numbers: int, content: str | None = None, **more: Any) -> dict[str, Any]:
     calls = [{"id": f"c{n}", "type": "function", "function": {"name": "f", "arguments": "{}"}} for n in numbers]
     return {"role": "assistant", "content": content, "tool_calls": calls} | more
@@ -200,6 +210,10 @@ def result(number: int, text: str = "1") -> dict[str, Any]:
         ([call(1), output(1, [{"type": "input_text", "text": text} for text in "ab"])], [called(1), result(1, "a\nb")]),
         ([call(1), output(1, [])], [called(1), result(1, "")]),
         ([call(1, " "), output(1)], [called(1), result(1)]),
+        (
+            [{"type": "custom_tool_call", "call_id": "c1", "name": "f", "input": 'a"\n'}, custom_output(1)],
+            [replaced(called(1), '{"input": "a\\"\\n"}'), result(1)],
+        ),
     ],
 )
 def test_calls_and_outputs_become_an_answer_and_results(given: list[Any], messages: list[Any]) -> None:
@@ -405,6 +419,21 @@ def test_items_follow_each_other() -> None:
         assert of_item[-1]["item"] == item
         assert of_item[0]["item"]["status"] == "in_progress"
         assert item["status"] == "completed"
+
+
+def test_a_custom_tool_has_events_of_its_own() -> None:
+    parts = (
+        CallStart(0, "c0", "run", is_custom=True),
+        CallInput(0, "ls"),
+        CallInput(0, " -l\n"),
+        CallStart(1, "c1", "f"),
+    )
+    events, items = written(update(*parts, CallArguments(1, "{}"), finish=FinishReason.STOP))
+    head = [kind.replace("function_call_arguments", "custom_tool_call_input") for kind in CALL_EVENTS]
+    assert kinds(events[2:-1]) == [*head[:2], *head[1:], *CALL_EVENTS]
+    assert [item["type"] for item in items] == ["custom_tool_call", "function_call"]
+    assert (items[0]["input"], items[0]["call_id"], items[0]["name"]) == ("ls -l\n", "c0", "run")
+    assert events[3]["delta"] + events[4]["delta"] == events[5]["input"] == "ls -l\n"
 
 
 @pytest.mark.parametrize("last", [Content("a"), Reasoning("a"), CallStart(0, "c0", "f")])

@@ -84,6 +84,17 @@ class AnsweredCall(Documented):
     function: AnsweredFunction
 
 
+class AnsweredCustomTool(Documented):
+    name: str
+    input: str
+
+
+class AnsweredCustomCall(Documented):
+    id: str
+    type: Literal["custom"]
+    custom: AnsweredCustomTool
+
+
 class AssistantMessage(Documented):
     """Content is null where there are calls alone."""
 
@@ -92,7 +103,7 @@ class AssistantMessage(Documented):
     refusal: None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: list[AnsweredCall] | None = None
+    tool_calls: list[AnsweredCall | AnsweredCustomCall] | None = None
 
 
 class FunctionDelta(Documented):
@@ -100,13 +111,19 @@ class FunctionDelta(Documented):
     arguments: str
 
 
+class CustomDelta(Documented):
+    name: str | None = None
+    input: str
+
+
 class CallDelta(Documented):
-    """The first one of a call has its id, type and name, the others more of the arguments."""
+    """The first one of a call has its id, type and name, the others more of the arguments, or of the input."""
 
     index: int
     id: str | None = None
-    type: Literal["function"] | None = None
-    function: FunctionDelta
+    type: Literal["function", "custom"] | None = None
+    function: FunctionDelta | None = None
+    custom: CustomDelta | None = None
 
 
 class ChatDelta(Documented):

@@ -317,7 +317,9 @@ def chat_ask(body: ChatRequest) -> GenerationRequest:
             )
         sampling["max_tokens"] = body.max_completion_tokens
     rendering = rendering_of(body)
-    tools = chat_tool_use(body, rendering.tools) if rendering.tools or body.tool_choice is not None else None
+    tools = None
+    if rendering.tools or body.tool_choice is not None:
+        tools = chat_tool_use(body, rendering.tools, body.tools or ())
     return GenerationRequest(
         api="chat",
         served_model=body.model,

@@ -13,9 +13,11 @@ from pydantic import Discriminator, Field, Tag
 from pydantic_core import from_json, to_json
 
 from tandem.core.errors import InvalidRequestError, UnsupportedParameterError
+from tandem.router.api.http.output_fields import PlainTextFormat
 from tandem.router.api.http.strict_models import FIRST_ERROR, Strict
 from tandem.router.error_quoting import quoted
 from tandem.router.output_formats.choice import Mode, ToolUse
+from tandem.router.output_formats.custom_tools import Customs, InputGrammar, arguments_with, parameters_of
 
 MAX_TOOLS = 128
 """Of a request, and calls of one answer."""
@@ -47,6 +49,43 @@ class Tool(Strict):
     function: Function
 
 
+def _kind(value: Any) -> str:
+    return CUSTOM.tag if isinstance(value, Mapping) and value.get("type") == "custom" else FUNCTION.tag
+
+
+FUNCTION, CUSTOM = Tag("a function"), Tag("a custom tool")
+KIND = Discriminator(_kind)
+"""Tells models of functions from those of custom tools: tools, references to them, and calls."""
+
+
+class GrammarDefinition(Strict):
+    """A grammar of the inputs of a custom tool: Lark in llguidance's dialect, or a regular expression."""
+
+    syntax: Literal["lark", "regex"]
+    definition: Annotated[str, Field(min_length=1, max_length=MAX_SCHEMA_BYTES)]
+
+
+class GrammarFormat(Strict):
+    type: Literal["grammar"]
+    grammar: GrammarDefinition
+
+
+class CustomFields(Strict):
+    name: FunctionName
+    description: Annotated[str, Field(max_length=MAX_DESCRIPTION)] | None = None
+
+
+class Custom(CustomFields):
+    format: Annotated[PlainTextFormat | GrammarFormat, Field(discriminator="type")] | None = None
+
+
+class CustomTool(Strict):
+    """A tool whose input is a text."""
+
+    type: Literal["custom"]
+    custom: Custom
+
+
 class FunctionReference(Strict):
     name: FunctionName
 
@@ -58,9 +97,20 @@ class NamedChoice(Strict):
     function: FunctionReference
 
 
+class NamedCustomChoice(Strict):
+    """The one custom tool that the answer must call."""
+
+    type: Literal["custom"]
+    custom: FunctionReference
+
+
 class AllowedTools(Strict):
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedChoice], Field(min_length=1, max_length=MAX_TOOLS), FIRST_ERROR]
+    tools: Annotated[
+        list[Annotated[Annotated[NamedChoice, FUNCTION] | Annotated[NamedCustomChoice, CUSTOM], KIND]],
+        Field(min_length=1, max_length=MAX_TOOLS),
+        FIRST_ERROR,
+    ]
 
 
 class AllowedChoice(Strict):
@@ -73,16 +123,21 @@ class AllowedChoice(Strict):
 def _choice_kind(value: Any) -> str:
     if not isinstance(value, Mapping):
         return "mode"
-    return "allowed" if value.get("type") == "allowed_tools" else "named"
+    return {"allowed_tools": "allowed", "custom": "custom"}.get(str(value.get("type")), "named")
 
 
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("mode")]
     | Annotated[NamedChoice, Tag("named")]
+    | Annotated[NamedCustomChoice, Tag("custom")]
     | Annotated[AllowedChoice, Tag("allowed")],
     Discriminator(_choice_kind),
 ]
-Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS), FIRST_ERROR]
+Tools = Annotated[
+    list[Annotated[Annotated[Tool, FUNCTION] | Annotated[CustomTool, CUSTOM], KIND]],
+    Field(max_length=MAX_TOOLS),
+    FIRST_ERROR,
+]
 
 
 class CalledFunction(Strict):
@@ -99,7 +154,25 @@ class ToolCall(Strict):
     index: Annotated[int, Field(ge=0, lt=2**31)] | None = None
 
 
-ToolCalls = Annotated[list[ToolCall], Field(max_length=MAX_TOOLS), FIRST_ERROR]
+class CalledCustomTool(Strict):
+    name: Annotated[str, Field(min_length=1, max_length=512)]
+    input: str
+
+
+class CustomToolCall(Strict):
+    """A call of a custom tool in an earlier answer, as it was given."""
+
+    id: Annotated[str, Field(min_length=1, max_length=512)]
+    type: Literal["custom"]
+    custom: CalledCustomTool
+    index: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+
+
+ToolCalls = Annotated[
+    list[Annotated[Annotated[ToolCall, FUNCTION] | Annotated[CustomToolCall, CUSTOM], KIND]],
+    Field(max_length=MAX_TOOLS),
+    FIRST_ERROR,
+]
 
 
 class ToolFields(Strict):
@@ -114,19 +187,51 @@ def refuse_kinds(body: Mapping[str, Any]) -> None:
     tools = body.get("tools")
     for position, tool in enumerate(tools if isinstance(tools, list) else ()):
         kind = tool.get("type") if isinstance(tool, dict) else None
-        if isinstance(kind, str) and kind != "function":
+        if isinstance(kind, str) and kind not in ("function", "custom"):
             what = f"a tool of type {quoted(kind)} is not supported yet"
-            raise UnsupportedParameterError(what, todo="send functions", param=f"tools[{position}].type")
+            todo = "send functions and custom tools"
+            raise UnsupportedParameterError(what, todo=todo, param=f"tools[{position}].type")
     choice = body.get("tool_choice")
     kind = choice.get("type") if isinstance(choice, dict) else None
-    if isinstance(kind, str) and kind not in ("function", "allowed_tools"):
+    if isinstance(kind, str) and kind not in ("function", "custom", "allowed_tools"):
         what = f"tool_choice of type {quoted(kind)} is not supported yet"
-        raise UnsupportedParameterError(what, todo="name a function", param="tool_choice.type")
+        raise UnsupportedParameterError(what, todo="name a tool", param="tool_choice.type")
 
 
-def tools_of(tools: Sequence[Tool]) -> tuple[Mapping[str, Any], ...]:
+def tools_of(tools: Sequence[Tool | CustomTool]) -> tuple[Mapping[str, Any], ...]:
     """Tools as chat templates read them; InvalidRequestError as `described`."""
-    return described((tool.function, f"tools[{position}].function") for position, tool in enumerate(tools))
+    customs = _customs_of(tools)
+    return described(
+        (tool.function, f"tools[{position}].function")
+        if isinstance(tool, Tool)
+        else (function_for(tool.custom, customs[tool.custom.name]), f"tools[{position}].custom")
+        for position, tool in enumerate(tools)
+    )
+
+
+def _customs_of(tools: Sequence[Tool | CustomTool]) -> Customs:
+    customs = {}
+    for position, tool in enumerate(tools):
+        if isinstance(tool, CustomTool):
+            form = tool.custom.format
+            given = form.grammar if isinstance(form, GrammarFormat) else None
+            customs[tool.custom.name] = input_grammar(given, f"tools[{position}].custom.format.grammar")
+    return customs
+
+
+def input_grammar(given: GrammarDefinition | None, param: str) -> InputGrammar | None:
+    """The grammar at `param` in a request; None = any text."""
+    return None if given is None else InputGrammar(syntax=given.syntax, definition=given.definition, param=param)
+
+
+def function_for(custom: CustomFields, grammar: InputGrammar | None) -> Function:
+    """The function that stands for a custom tool. With a grammar it is strict, so that the grammar holds."""
+    return Function(
+        name=custom.name,
+        description=custom.description,
+        parameters=parameters_of(grammar),
+        strict=None if grammar is None else True,
+    )
 
 
 def described(functions: Iterable[tuple[Function, str]]) -> tuple[Mapping[str, Any], ...]:
@@ -147,13 +252,18 @@ def described(functions: Iterable[tuple[Function, str]]) -> tuple[Mapping[str, A
     return tuple(given)
 
 
-def chat_tool_use(body: ToolFields, tools: Sequence[Mapping[str, Any]]) -> ToolUse | None:
-    """How the answer to a chat may call `tools`, those of the request; see `tool_use_of`."""
-    return tool_use_of(tools, _chosen(body.tool_choice), is_parallel=body.parallel_tool_calls is not False)
+def chat_tool_use(
+    body: ToolFields, tools: Sequence[Mapping[str, Any]], given: Sequence[Tool | CustomTool]
+) -> ToolUse | None:
+    """How the answer to a chat may call `tools`, those that it has `given`; see `tool_use_of`."""
+    is_parallel = body.parallel_tool_calls is not False
+    return tool_use_of(tools, _chosen(body.tool_choice), is_parallel=is_parallel, customs=_customs_of(given))
 
 
-def tool_use_of(tools: Sequence[Mapping[str, Any]], choice: Chosen, *, is_parallel: bool) -> ToolUse | None:
-    """How the answer may call `tools`; None = not at all."""
+def tool_use_of(
+    tools: Sequence[Mapping[str, Any]], choice: Chosen, *, is_parallel: bool, customs: Customs | None = None
+) -> ToolUse | None:
+    """How the answer may call `tools`, of which `customs` stand for custom tools; None = not at all."""
     mode, allowed = choice
     names = tuple(str(tool["function"]["name"]) for tool in tools)
     if not tools:
@@ -168,24 +278,32 @@ def tool_use_of(tools: Sequence[Mapping[str, Any]], choice: Chosen, *, is_parall
             why = f"tools has {', '.join(map(quoted, names[:8]))}"
             raise InvalidRequestError(f"{param} is {quoted(name)}", why=why, todo="name one of them", param=param)
     kept = tuple(dict.fromkeys(name for _, name in allowed)) or names
-    return ToolUse(tools=tools, mode=mode, allowed=kept, is_parallel=is_parallel and mode != "named")
+    is_parallel = is_parallel and mode != "named"
+    return ToolUse(tools=tools, mode=mode, allowed=kept, is_parallel=is_parallel, customs=customs or {})
 
 
 def _chosen(choice: ToolChoice | None) -> Chosen:
     if isinstance(choice, NamedChoice):
         return "named", [("tool_choice.function.name", choice.function.name)]
+    if isinstance(choice, NamedCustomChoice):
+        return "named", [("tool_choice.custom.name", choice.custom.name)]
     if isinstance(choice, AllowedChoice):
-        named = enumerate(choice.allowed_tools.tools)
+        where = "tool_choice.allowed_tools.tools"
         return choice.allowed_tools.mode, [
-            (f"tool_choice.allowed_tools.tools[{position}].function.name", one.function.name) for position, one in named
+            (f"{where}[{position}].function.name", one.function.name)
+            if isinstance(one, NamedChoice)
+            else (f"{where}[{position}].custom.name", one.custom.name)
+            for position, one in enumerate(choice.allowed_tools.tools)
         ]
     return choice or "auto", []
 
 
-def calls_of(calls: Sequence[ToolCall], where: str) -> list[dict[str, Any]]:
+def calls_of(calls: Sequence[ToolCall | CustomToolCall], where: str) -> list[dict[str, Any]]:
     """Calls of an earlier answer, for templates; InvalidRequestError for arguments that are no JSON object."""
     return [
         call_of(call.id, call.function.name, arguments_of(call.function.arguments, f"{where}[{n}].function.arguments"))
+        if isinstance(call, ToolCall)
+        else call_of(call.id, call.custom.name, arguments_with(call.custom.input))
         for n, call in enumerate(calls)
     ]
 

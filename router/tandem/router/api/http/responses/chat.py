@@ -20,9 +20,14 @@ from tandem.router.api.http.responses.objects import new_id, text_part
 from tandem.router.api.http.schemas import RefusalPart
 from tandem.router.api.http.tool_fields import arguments_of, call_of, named_results, object_of
 from tandem.router.error_quoting import quoted
+from tandem.router.output_formats.custom_tools import arguments_with
 from tandem.router.tokenization.chat_template import THOUGHT_NAMES
 
 Message = dict[str, Any]
+_PREFIXES = {
+    "function_call": "fc", "function_call_output": "fco", "custom_tool_call": "ctc", "custom_tool_call_output": "ctco"
+}  # fmt: skip
+"""Of ids, by the type of an item."""
 
 
 def items_of(given: str | Sequence[Item]) -> list[dict[str, Any]]:
@@ -46,7 +51,9 @@ def messages_of(items: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
                 turns.reasoning(part["text"] for part in item.get("content", ()) if part["text"])
             case "function_call":
                 turns.call(call_of(item["call_id"], item["name"], _object(item["arguments"])))
-            case "function_call_output":
+            case "custom_tool_call":
+                turns.call(call_of(item["call_id"], item["name"], arguments_with(item["input"])))
+            case "function_call_output" | "custom_tool_call_output":
                 turns.add({"role": "tool", "tool_call_id": item["call_id"], "content": _joined(item["output"])})
             case _ if item["role"] == "assistant":
                 turns.text(_joined(item["content"]))
@@ -139,8 +146,8 @@ def _listed(item: Item, where: str) -> dict[str, Any]:
         return {**item.model_dump(exclude_none=True), "id": item.id or new_id("rs")}
     if isinstance(item, FunctionCallItem):
         arguments_of(item.arguments, f"{where}.arguments")
-    prefix = "fc" if isinstance(item, FunctionCallItem) else "fco"
-    return {"status": "completed", **item.model_dump(exclude_none=True), "id": item.id or new_id(prefix)}
+    given_id = item.id or new_id(_PREFIXES[item.type])
+    return {"status": "completed", **item.model_dump(exclude_none=True), "id": given_id}
 
 
 def _message(item: MessageItem) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import orjson
 from tandem.core.errors import TandemError
 from tandem.core.state_enums import FinishReason
 from tandem.router.api.http.responses.objects import Draft, Item, new_id, text_part
-from tandem.router.output_formats.events import CallArguments, CallStart, Content, Event, Reasoning
+from tandem.router.output_formats.events import CallArguments, CallInput, CallStart, Content, Event, Reasoning
 from tandem.router.serving.choices import ChoiceUpdate
 
 
@@ -46,6 +46,9 @@ _REASONING = _ItemKind(
 )
 _FUNCTION_CALL = _ItemKind(
     about={"type": "function_call"}, prefix="fc", event="response.function_call_arguments", text_field="arguments"
+)
+_CUSTOM_CALL = _ItemKind(
+    about={"type": "custom_tool_call"}, prefix="ctc", event="response.custom_tool_call_input", text_field="input"
 )
 
 
@@ -115,10 +118,12 @@ class OutputWriter:
                 return self._text(_MESSAGE, text)
             case Reasoning(text):
                 return self._text(_REASONING, text)
-            case CallStart(_, given, name):
-                return self._begin(_FUNCTION_CALL, {"call_id": given, "name": name})
+            case CallStart(_, given, name, is_custom):
+                return self._begin(_CUSTOM_CALL if is_custom else _FUNCTION_CALL, {"call_id": given, "name": name})
             case CallArguments(_, text):
                 return self._text(_FUNCTION_CALL, text)
+            case CallInput(_, text):
+                return self._text(_CUSTOM_CALL, text)
 
     def _text(self, kind: _ItemKind, text: str) -> bytes:
         begun = b""

@@ -133,6 +133,14 @@ class FunctionCallItem(_Repeated):
     arguments: str
 
 
+class CustomCallItem(_Repeated):
+    """A call of a custom tool in an earlier answer."""
+
+    type: Literal["custom_tool_call"]
+    name: Name
+    input: str
+
+
 class OutputPart(Strict):
     type: Literal["input_text"]
     text: str
@@ -142,7 +150,7 @@ class OutputPart(Strict):
 class CallOutputItem(_Repeated):
     """The output of a call, for the model to read."""
 
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     output: Annotated[Text | Annotated[list[OutputPart], Field(max_length=MAX_PARTS), FIRST_ERROR, LIST], TEXT_OR_LIST]
 
 
@@ -150,6 +158,8 @@ _KINDS: Mapping[Any, str] = {
     "reasoning": "ReasoningItem",
     "function_call": "FunctionCallItem",
     "function_call_output": "CallOutputItem",
+    "custom_tool_call": "CustomCallItem",
+    "custom_tool_call_output": "CallOutputItem",
 }
 
 
@@ -162,6 +172,7 @@ Item = Annotated[
     Annotated[MessageItem, Tag("MessageItem")]
     | Annotated[ReasoningItem, Tag("ReasoningItem")]
     | Annotated[FunctionCallItem, Tag("FunctionCallItem")]
+    | Annotated[CustomCallItem, Tag("CustomCallItem")]
     | Annotated[CallOutputItem, Tag("CallOutputItem")],
     Discriminator(_item),
 ]

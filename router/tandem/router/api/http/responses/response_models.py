@@ -69,6 +69,18 @@ class OutputFunctionCall(FunctionCallFields):
     status: Ended
 
 
+class CustomCallFields(Documented):
+    id: str
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    input: str
+
+
+class OutputCustomCall(CustomCallFields):
+    status: Ended
+
+
 class IncompleteDetails(Documented):
     reason: Literal["max_output_tokens"]
 
@@ -95,7 +107,7 @@ class ResponseObject(Documented):
     max_output_tokens: int | None
     metadata: dict[str, str]
     model: str
-    output: list[OutputMessage | OutputReasoning | OutputFunctionCall]
+    output: list[OutputMessage | OutputReasoning | OutputFunctionCall | OutputCustomCall]
     parallel_tool_calls: bool
     previous_response_id: str | None
     prompt_cache_key: str | None
@@ -130,6 +142,8 @@ class ResponseEvent(BaseModel):
         "response.reasoning_text.done",
         "response.function_call_arguments.delta",
         "response.function_call_arguments.done",
+        "response.custom_tool_call_input.delta",
+        "response.custom_tool_call_input.done",
         "response.content_part.done",
         "response.output_item.done",
         "response.completed",
@@ -185,9 +199,16 @@ class InputFunctionCall(FunctionCallFields):
     caller: DirectCaller | None = None
 
 
+class InputCustomCall(CustomCallFields):
+    """Of an earlier answer, as the client sent it again."""
+
+    status: Status
+    caller: DirectCaller | None = None
+
+
 class InputCallOutput(Documented):
     id: str
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     status: Status
     call_id: str
     output: str | list[OutputPart]
@@ -195,4 +216,4 @@ class InputCallOutput(Documented):
 
 
 class InputItemList(ListPage):
-    data: list[InputItem | InputReasoning | InputFunctionCall | InputCallOutput]
+    data: list[InputItem | InputReasoning | InputFunctionCall | InputCustomCall | InputCallOutput]

@@ -9,19 +9,27 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from tandem.core.errors import UnsupportedParameterError
+from tandem.router.api.http.output_fields import PlainTextFormat
 from tandem.router.api.http.strict_models import FIRST_ERROR, Strict
 from tandem.router.api.http.tool_fields import (
+    CUSTOM,
+    FUNCTION,
+    KIND,
     MAX_TOOLS,
     Chosen,
+    CustomFields,
     Function,
     FunctionReference,
+    GrammarDefinition,
     described,
+    function_for,
+    input_grammar,
     tool_use_of,
 )
 from tandem.router.error_quoting import quoted
 from tandem.router.output_formats.choice import ToolUse
 
-_SUPPORTED = ("function",)
+_SUPPORTED = ("function", "custom")
 
 
 class FunctionTool(Function):
@@ -30,10 +38,21 @@ class FunctionTool(Function):
     type: Literal["function"]
 
 
+class FlatGrammarFormat(GrammarDefinition):
+    type: Literal["grammar"]
+
+
+class FlatCustomTool(CustomFields):
+    """A tool whose input is a text."""
+
+    type: Literal["custom"]
+    format: Annotated[PlainTextFormat | FlatGrammarFormat, Field(discriminator="type")] | None = None
+
+
 class ChosenTool(FunctionReference):
     """One of the tools, by its name."""
 
-    type: Literal["function"]
+    type: Literal["function", "custom"]
 
 
 class AllowedToolsChoice(Strict):
@@ -56,7 +75,11 @@ ToolChoice = Annotated[
     | Annotated[AllowedToolsChoice, Tag("allowed")],
     Discriminator(_choice_kind),
 ]
-Tools = Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS), FIRST_ERROR]
+Tools = Annotated[
+    list[Annotated[Annotated[FunctionTool, FUNCTION] | Annotated[FlatCustomTool, CUSTOM], KIND]],
+    Field(max_length=MAX_TOOLS),
+    FIRST_ERROR,
+]
 
 
 def check_tools(tools: Any, choice: Any) -> None:
@@ -77,13 +100,25 @@ def _check_kind(tool: Any, where: str) -> None:
     kind = tool.get("type") if isinstance(tool, dict) else None
     if isinstance(kind, str) and kind not in _SUPPORTED:
         what = f"a tool of type {quoted(kind)} is not supported yet"
-        raise UnsupportedParameterError(what, todo="send functions", param=f"{where}.type")
+        raise UnsupportedParameterError(what, todo="send functions and custom tools", param=f"{where}.type")
 
 
-def tool_use(tools: Sequence[FunctionTool], choice: ToolChoice | None, *, is_parallel: bool) -> ToolUse | None:
+def tool_use(
+    tools: Sequence[FunctionTool | FlatCustomTool], choice: ToolChoice | None, *, is_parallel: bool
+) -> ToolUse | None:
     """How the answer may call `tools`; None = not at all. InvalidRequestError as `described` and `tool_use_of`."""
-    given = described((tool, f"tools[{position}]") for position, tool in enumerate(tools))
-    return tool_use_of(given, _chosen(choice), is_parallel=is_parallel)
+    customs = {
+        tool.name: input_grammar(
+            tool.format if isinstance(tool.format, FlatGrammarFormat) else None, f"tools[{position}].format"
+        )
+        for position, tool in enumerate(tools)
+        if isinstance(tool, FlatCustomTool)
+    }
+    given = described(
+        (tool if isinstance(tool, FunctionTool) else function_for(tool, customs[tool.name]), f"tools[{position}]")
+        for position, tool in enumerate(tools)
+    )
+    return tool_use_of(given, _chosen(choice), is_parallel=is_parallel, customs=customs)
 
 
 def _chosen(choice: ToolChoice | None) -> Chosen:
