@@ -396,7 +396,7 @@ def test_items_follow_each_other() -> None:
     parts: list[Event] = [
         Reasoning("I "), Reasoning("look."), Content("Let me"), Content(" see."), CallStart(0, "c0", "f"),
         CallArguments(0, '{"a": '), CallArguments(0, "1}"), CallStart(1, "c1", "g"), CallArguments(1, "{}"),
-        CallStart(2, "c2", "f"), Content("Well."), Reasoning("Hm"),
+        CallStart(2, "c2", "f"), Content("Well."), Reasoning("\nHm"),
     ]  # fmt: skip
     events, items = written(update(*parts[:3]), update(*parts[3:]), update(finish=FinishReason.STOP))
     runs = [THOUGHT_EVENTS, MESSAGE_EVENTS, CALL_EVENTS, CALL_EVENTS, CALL_EVENTS, MESSAGE_EVENTS, THOUGHT_EVENTS]

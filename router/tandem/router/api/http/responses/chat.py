@@ -63,11 +63,11 @@ def messages_of(items: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
     return tuple(turns.messages)
 
 
-def for_template(messages: Sequence[Message], given: Sequence[Item] | str) -> tuple[Message, ...]:
+def for_template(messages: Sequence[Message], given: str | Sequence[Item]) -> tuple[Message, ...]:
     """Messages of `messages_of` as chat templates read them: a thought under every name that one reads, results with
     the names of their functions. InvalidRequestError for an output among the items `given` whose call is missing."""
     calls = {call["id"] for message in messages for call in message.get("tool_calls", ())}
-    for position, item in enumerate(given):
+    for position, item in enumerate(() if isinstance(given, str) else given):
         if isinstance(item, CallOutputItem) and item.call_id not in calls:
             where = f"input[{position}].call_id"
             what, why = f"{where} is {quoted(item.call_id)}", "the conversation has no such call"

@@ -116,6 +116,8 @@ class OutputWriter:
         match part:
             case Content(text):
                 return self._text(_MESSAGE, text)
+            case Reasoning(text) if self._open is None or self._open.kind is not _REASONING:
+                return self._text(_REASONING, text.removeprefix("\n"))  # which separates it from earlier reasoning
             case Reasoning(text):
                 return self._text(_REASONING, text)
             case CallStart(_, given, name, is_custom):
