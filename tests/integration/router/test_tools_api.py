@@ -253,6 +253,7 @@ for _ in range(40):
         ({"tools": [custom(format={"type": "json"})]}, "tools[0].custom.format"),
         ({"tools": [custom(format={"type": "grammar"})]}, "tools[0].custom.format.grammar"),
         ({"tools": [custom(format=grammar("ebnf", "a"))]}, "tools[0].custom.format.grammar.syntax"),
+        ({"tools": [custom(f"f{n}", format=grammar("regex", "a")) for n in range(17)]}, "tools"),
         ({"tools": [custom(format=grammar("regex", ""))]}, "tools[0].custom.format.grammar.definition"),
         ({"tools": [custom(format=grammar("regex", "(a"))]}, "tools[0].custom.format.grammar.definition"),
         ({"tools": [custom(format=grammar("regex", "a" * 70_000))]}, "tools[0].custom.format.grammar.definition"),

@@ -167,6 +167,7 @@ class RequestParser:
         for given in ask.tools.customs.values() if ask.tools is not None else ():
             if given is not None:
                 await check_grammar(OutputGrammar(given.lark, f"{given.param}.definition"))
+                await asyncio.sleep(0)  # other streams go on meanwhile
         if ask.output_grammar is not None:
             await check_grammar(ask.output_grammar)
             more["grammar"] = ask.output_grammar.text

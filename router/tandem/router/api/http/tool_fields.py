@@ -21,6 +21,8 @@ from tandem.router.output_formats.custom_tools import Customs, InputGrammar, arg
 
 MAX_TOOLS = 128
 """Of a request, and calls of one answer."""
+MAX_INPUT_GRAMMARS = 16
+"""Of custom tools of a request: each is compiled to check it."""
 MAX_SCHEMA_BYTES = 64 * 1024
 MAX_SCHEMA_DEPTH = 32
 MAX_TOOLS_BYTES = 512 * 1024
@@ -273,6 +275,10 @@ def tool_use_of(
         return None
     if mode == "none":
         return None
+    grammars = sum(one is not None for one in (customs or {}).values())
+    if grammars > MAX_INPUT_GRAMMARS:
+        what, why = f"{grammars} custom tools have a grammar", f"at most {MAX_INPUT_GRAMMARS} may have one"
+        raise InvalidRequestError(what, why=why, todo="leave some out", param="tools")
     for param, name in allowed:
         if name not in names:
             why = f"tools has {', '.join(map(quoted, names[:8]))}"
