@@ -14,7 +14,7 @@ from tandem.router.output_formats.events import CallArguments, CallInput, CallSt
 
 INPUT = "input"
 _HEAD = ("{", json.dumps(INPUT), ":", '"')
-"""What stands before the text, blanks aside."""
+"""The tokens before the text, blanks aside."""
 _PLAIN = re.compile(r'[^"\\]+')
 _ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 _CODE = re.compile(r"\\u([0-9a-fA-F]{4})")
