@@ -1,13 +1,15 @@
 """Tools and reasoning on a real cluster: models with a chat template that has both."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import jsonschema_rs
 import openai
 import pytest
+from pydantic import BaseModel, Field
 
 from bench.quality.texts import QUESTIONS
 from tests.integration.engine.real_model import smollm2
@@ -135,6 +137,103 @@ def test_a_named_function_is_called_and_a_schema_beside_tools_is_refused(smollm:
     assert choice.finish_reason == "stop"
     with pytest.raises(openai.BadRequestError, match="response_format cannot be combined with these tools"):
         smollm.chat.completions.create(**ask, tool_choice="required", response_format={"type": "json_object"})
+
+
+FLAT: Any = [{"type": "function", **one["function"]} for one in FORCED]
+
+
+def _joined(events: list[Any], kind: str) -> str:
+    return "".join(event.delta for event in events if event.type == f"response.{kind}.delta")
+
+
+def test_an_agent_of_two_turns_over_responses(smollm: openai.OpenAI) -> None:
+    """Call, result, answer: whole and streamed, continued by id and by hand."""
+    ask: dict[str, Any] = {
+        "model": "smollm2", "tools": FLAT, "parallel_tool_calls": False, "max_output_tokens": 200, "temperature": 0
+    }  # fmt: skip
+    forced = {**ask, "input": "How is the weather in Oslo?", "tool_choice": "required"}
+    first = smollm.responses.create(**forced)
+    assert (first.status, [item.type for item in first.output]) == ("completed", ["function_call"])
+    call: Any = first.output[0]
+    jsonschema_rs.validate(SCHEMAS[call.name], json.loads(call.arguments))
+    with smollm.responses.stream(**forced) as stream:
+        events = list(stream)
+        assert stream.get_final_response().output_text == ""
+    assert _joined(events, "function_call_arguments") == call.arguments
+
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "Snow, -3 degrees"}
+    then: dict[str, Any] = {**ask, "tool_choice": "none", "max_output_tokens": 24}
+    second = smollm.responses.create(**then, input=[result], previous_response_id=first.id)  # type: ignore[list-item]
+    assert [item.type for item in second.output] == ["message"]
+    assert second.output_text
+    by_hand: Any = [{"role": "user", "content": forced["input"]}, *first.output, result]
+    streamed = list(smollm.responses.create(**then, input=by_hand, stream=True))
+    assert _joined(streamed, "output_text") == second.output_text
+    last: Any = streamed[-1]
+    assert second.usage is not None
+    assert last.response.usage.input_tokens == second.usage.input_tokens
+
+
+def test_a_regex_of_a_custom_tool_holds(smollm: openai.OpenAI) -> None:
+    pattern = r"[0-9]{1,3} [+*] [0-9]{1,3}\n"
+    tool: Any = {
+        "type": "custom", "name": "calculate", "description": "Calculates a term.",
+        "format": {"type": "grammar", "syntax": "regex", "definition": pattern},
+    }  # fmt: skip
+    ask: dict[str, Any] = {
+        "model": "smollm2", "input": "How much is 6 times 7?", "tools": [tool], "tool_choice": "required",
+        "parallel_tool_calls": False, "max_output_tokens": 100, "temperature": 0,
+    }  # fmt: skip
+    call: Any = smollm.responses.create(**ask).output[0]
+    assert re.fullmatch(pattern, call.input)
+    assert _joined(list(smollm.responses.create(**ask, stream=True)), "custom_tool_call_input") == call.input
+
+    form = {"type": "grammar", "grammar": {"syntax": "regex", "definition": pattern}}
+    tools: Any = [{"type": "custom", "custom": {"name": "calculate", "format": form}}]
+    chat: Any = smollm.chat.completions.create(
+        model="smollm2",
+        messages=[{"role": "user", "content": ask["input"]}],
+        tools=tools,
+        tool_choice={"type": "custom", "custom": {"name": "calculate"}},
+        max_tokens=100,
+        temperature=0,
+    )
+    (called,) = chat.choices[0].message.tool_calls
+    assert re.fullmatch(pattern, called.custom.input)
+
+
+class GetWeather(BaseModel):
+    """Forecast."""
+
+    city: Literal["Oslo", "Rome"]
+    days: Annotated[int, Field(ge=1, le=9)]
+
+
+def test_arguments_are_parsed_by_the_client(smollm: openai.OpenAI) -> None:
+    parsed = smollm.responses.parse(
+        model="smollm2",
+        input="How is the weather in Oslo for 3 days?",
+        tools=[openai.pydantic_function_tool(GetWeather)],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        max_output_tokens=200,
+        temperature=0,
+    )
+    calls: list[Any] = [item for item in parsed.output if item.type == "function_call"]
+    assert [type(call.parsed_arguments) for call in calls] == [GetWeather]
+
+
+def test_reasoning_over_responses(client: openai.OpenAI) -> None:
+    ask: dict[str, Any] = {"model": "tools", "input": "Tell me a story.", "max_output_tokens": 24, "temperature": 0}
+    whole = client.responses.create(**ask)
+    thought: Any = whole.output[0]
+    assert (thought.type, thought.status, whole.output_text) == ("reasoning", "incomplete", "")
+    assert whole.usage is not None
+    assert whole.usage.output_tokens_details.reasoning_tokens == 24
+    events = list(client.responses.create(**ask, stream=True))
+    assert _joined(events, "reasoning_text") == thought.content[0].text
+    said = client.responses.create(**ask, reasoning={"effort": "none"})
+    assert [item.type for item in said.output] == ["message"]
 
 
 def test_a_schema_holds_for_what_stands_behind_the_thoughts(client: openai.OpenAI) -> None:

@@ -28,7 +28,13 @@ NEEDED: dict[str, dict[str, Any]] = {
 }
 TEXT = '"input":[{"role":"assistant","content":[{"type":"output_text","text":"",'
 INSIDE: dict[str, list[tuple[str, str]]] = {
-    "createChatCompletion": [('"messages":[{"role":"user","content":', '}]'), ('"chat_template_kwargs":{"a":', '}')],
+    "createChatCompletion": [
+        ('"messages":[{"role":"user","content":', '}]'),
+        ('"messages":[{"role":"assistant","tool_calls":', '}]'),
+        ('"tools":[{"type":"function","function":{"name":"a","parameters":', '}}]'),
+        ('"tools":[{"type":"custom","custom":{"name":"a","format":', '}}]'),
+        ('"chat_template_kwargs":{"a":', '}'),
+    ],
     "createMessage": [
         ('"messages":[{"role":"user","content":', '}]'),
         ('"messages":[{"role":"assistant","content":[{"type":"tool_use","id":"a","name":"b","input":', '}]}]'),
@@ -38,6 +44,11 @@ INSIDE: dict[str, list[tuple[str, str]]] = {
         ('"input":[{"role":"user","content":', '}]'),
         ('"input":[{"type":"reasoning","summary":', '}]'),
         ('"input":[{"type":"reasoning","summary":[],"content":', '}]'),
+        ('"input":[{"type":"function_call","call_id":"a","name":"b","arguments":', '}]'),
+        ('"input":[{"type":"function_call_output","call_id":"a","output":', '}]'),
+        ('"tools":[{"type":"function","name":"a","parameters":', '}]'),
+        ('"tools":[{"type":"custom","name":"a","format":', '}]'),
+        ('"tool_choice":{"type":"allowed_tools","mode":"auto","tools":', '}'),
         (TEXT + '"annotations":', '}]}]'),
         (TEXT + '"annotations":[', ']}]}]'),
         (TEXT + '"logprobs":', '}]}]'),
@@ -67,6 +78,9 @@ VALUES: dict[str, bytes] = {
     "parts": wide(b'{"type":"text","text":""}', MAX_CONTAINERS - 10),
     "thoughts": wide(b'{"type":"reasoning_text","text":""}', MAX_CONTAINERS - 10),
     "items of thoughts": wide(b'{"type":"reasoning","summary":[]}', MAX_CONTAINERS // 2 - 10),
+    "tools": wide(b'{"type":"function","name":"a"}', MAX_CONTAINERS - 10),
+    "calls": wide(b'{"type":"function_call","call_id":"a"}', MAX_CONTAINERS - 10),
+    "outputs": wide(b'{"type":"function_call_output","call_id":"a","output":[]}', MAX_CONTAINERS // 2 - 10),
     "log-probabilities": wide(b'{"token":"a","bytes":[],"logprob":-1}', MAX_CONTAINERS // 2 - 10),
     "texts": wide(b'""', 2 * FREE),
     "short texts": wide(b'"abc"', MAX_STRINGS - 100),

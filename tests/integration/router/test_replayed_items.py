@@ -21,7 +21,7 @@ from openai.types.responses.response_output_text import AnnotationURLCitation, L
 from openai.types.responses.response_reasoning_item import Content, Summary
 from pydantic import BaseModel, TypeAdapter
 
-from tandem.router.api.http.response_models import InputItemList
+from tandem.router.api.http.responses.response_models import InputItemList
 from tandem.router.tokenization.tokenizer import Tokenizer
 from tandem.statestore.embedded_redis import PrivateRedis
 from tests.integration.router.house import MODEL, TINY, RouterHarness, builder
@@ -168,8 +168,12 @@ REASONING: dict[str, Any] = {"type": "reasoning", "summary": []}
         ({**MESSAGE, "content": "Ho", "type": 7}, "type"),
         ({"type": "item_reference", "id": "msg_1"}, "type"),
         ({"type": None, "id": "msg_1"}, "id"),
-        ({"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}, "type"),
-        ({"type": "function_call_output", "call_id": "c", "output": "x"}, "type"),
+        ({"type": "file_search_call", "id": "fs_1", "status": "completed", "queries": []}, "type"),
+        ({"type": "function_call", "call_id": "c", "arguments": "{}"}, "name"),
+        ({"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "namespace": "n"}, "namespace"),
+        ({"type": "function_call_output", "output": "x"}, "call_id"),
+        ({"type": "function_call_output", "call_id": "c", "output": 7}, "output"),
+        ({"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image"}]}, "output[0].type"),
     ],
 )
 def test_what_is_wrong_is_named(client: openai.OpenAI, item: dict[str, Any], param: str) -> None:

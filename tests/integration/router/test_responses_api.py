@@ -172,7 +172,7 @@ def test_ids_that_are_none(client: openai.OpenAI, name: str) -> None:
         ({"max_output_tokens": 10**6}, "max_output_tokens", 400),
         ({"temperature": 3}, "temperature", 400),
         ({"input": "word " * 9000}, "input", 400),
-        ({"tools": [{"type": "web_search"}]}, "tools", 400),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type", 400),
         ({"stream_options": {}}, "stream_options", 400),
         ({"stream": True, "stream_options": {"include_usage": True}}, "stream_options.include_usage", 400),
         (

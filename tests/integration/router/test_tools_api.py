@@ -266,6 +266,14 @@ def tool(name: Any = "f", **more: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **more}}
 
 
+def custom(name: Any = "f", **more: Any) -> dict[str, Any]:
+    return {"type": "custom", "custom": {"name": name, **more}}
+
+
+def grammar(syntax: str, definition: str) -> dict[str, Any]:
+    return {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
+
+
 DEEP: Any = {}
 for _ in range(40):
     DEEP = {"properties": DEEP}
@@ -282,10 +290,23 @@ for _ in range(40):
         ({"tools": [tool(parameters=DEEP)]}, "tools[0].function.parameters"),
         ({"tools": [tool(f"f{n}", parameters={"a": "x" * 60_000}) for n in range(9)]}, "tools"),
         ({"tools": [tool(strict="yes")]}, "tools[0].function.strict"),
-        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].custom"),
+        ({"tools": [custom("a b")]}, "tools[0].custom.name"),
+        ({"tools": [tool(), custom()]}, "tools[1].custom.name"),
+        ({"tools": [custom(format={"type": "json"})]}, "tools[0].custom.format"),
+        ({"tools": [custom(format={"type": "grammar"})]}, "tools[0].custom.format.grammar"),
+        ({"tools": [custom(format=grammar("ebnf", "a"))]}, "tools[0].custom.format.grammar.syntax"),
+        ({"tools": [custom(f"f{n}", format=grammar("regex", "a")) for n in range(17)]}, "tools"),
+        ({"tools": [custom(format=grammar("regex", ""))]}, "tools[0].custom.format.grammar.definition"),
+        ({"tools": [custom(format=grammar("regex", "(a"))]}, "tools[0].custom.format.grammar.definition"),
+        ({"tools": [custom(format=grammar("regex", "a" * 70_000))]}, "tools[0].custom.format.grammar.definition"),
+        ({"tools": [custom(format=grammar("lark", 'start: "a"'))]}, "tools[0].custom.format.grammar.syntax"),
         ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice.function.name"),
-        ({"tools": TOOLS, "tool_choice": {"type": "custom", "custom": {"name": "g"}}}, "tool_choice.type"),
+        ({"tools": TOOLS, "tool_choice": {"type": "custom", "custom": {"name": "g"}}}, "tool_choice.custom.name"),
+        ({"tools": TOOLS, "tool_choice": {"type": "mcp"}}, "tool_choice.type"),
         ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [
             {"type": "function", "function": {"name": "g"}}]}}}, "tool_choice.allowed_tools.tools[0].function.name"),
         ({"tool_choice": "required"}, "tool_choice"),
@@ -301,6 +322,8 @@ for _ in range(40):
         ({"messages": [{"role": "assistant", "tool_calls": [
             {"id": "a", "type": "function", "function": {"name": "f", "arguments": "[]"}}]}]},
          "messages[0].tool_calls[0].function.arguments"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "type": "custom", "custom": {"name": "f"}}]}]},
+         "messages[0].tool_calls[0].custom.input"),
     ],
 )  # fmt: skip
 def test_mistakes_are_named(house: RouterHarness, fields: Any, param: str) -> None:
@@ -312,6 +335,59 @@ def test_allowed_tools_are_a_choice_among_those_of_the_prompt(house: RouterHarne
     choice = {"type": "allowed_tools", "allowed_tools": allowed}
     assert ask(house, tools=TOOLS, tool_choice=choice).status_code == 200
     assert "get_weather" in prompt_of(house, said)
+
+
+INPUT = 'He said "é\n\\😀"'
+CUSTOM_CALL = f'<tool_call>{{"name": "run", "arguments": {{"input": {json.dumps(INPUT)}}}}}</tool_call>'
+
+
+def test_the_input_of_a_custom_tool_is_a_text(house: RouterHarness, said: Said) -> None:
+    said.texts = [CUSTOM_CALL + '<tool_call>{"name": "now"}</tool_call>']
+    tools = [custom("run", description="Runs a program"), *TOOLS]
+    choice = ask(house, tools=tools).json()["choices"][0]
+    calls = choice["message"]["tool_calls"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
+    assert [call["type"] for call in calls] == ["custom", "function"]
+    assert calls[0]["custom"] == {"name": "run", "input": INPUT}
+    before = prompt_of(house, said)
+    assert '"input": {"type": "string"}' in before
+
+    said.texts = ["Done."]
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": "0"} for call in calls]
+    assert ask(house, tools=tools, messages=[*USER, choice["message"], *results]).status_code == 200
+    assert prompt_of(house, said).startswith(before)
+    assert json.dumps(INPUT, ensure_ascii=False) in prompt_of(house, said)
+
+
+def test_a_stream_has_the_same_input_in_pieces(client: openai.OpenAI, said: Said) -> None:
+    said.texts = [CUSTOM_CALL]
+    tools: Any = [custom("run")]
+    deltas: list[Any] = [
+        call.to_dict()
+        for chunk in client.chat.completions.create(
+            model="tools", messages=USER, tools=tools, max_tokens=300, stream=True
+        )
+        for choice in chunk.choices
+        for call in choice.delta.tool_calls or ()
+    ]
+    first, *others = deltas
+    assert (first["index"], first["type"], first["custom"]) == (0, "custom", {"name": "run", "input": ""})
+    assert first["id"]
+    assert all(set(one) == {"index", "custom"} and set(one["custom"]) == {"input"} for one in others)
+    assert "".join(one["custom"]["input"] for one in others) == INPUT
+    assert len(others) > 4
+
+
+def test_a_custom_tool_can_be_chosen_and_its_regex_holds(house: RouterHarness, said: Said) -> None:
+    said.texts = ['<tool_call>{"name": "run", "arguments": {"input": "12"}}</tool_call>']
+    tools = [custom("run", format=grammar("regex", "[0-9]+")), *TOOLS]
+    named = {"type": "custom", "custom": {"name": "run"}}
+    for choice in ("auto", named, {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named]}}):
+        answer = ask(house, tools=tools, tool_choice=choice).json()["choices"][0]
+        assert answer["message"]["tool_calls"][0]["custom"]["input"] == "12"
+        constraint = house.workers["prefill-0"].submitted[-1].sampling.grammar
+        assert "^(?:[0-9]+)$" in constraint
+        assert ("get_weather" in constraint) == (choice == "auto")
 
 
 def test_a_model_without_a_format_calls_nothing(shared: RouterHarness) -> None:

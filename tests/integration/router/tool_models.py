@@ -31,15 +31,18 @@ def tool_model(folder: Path, form: str = "hermes") -> ServedModel:
 
 
 class Said:
-    """Answers that the next requests get, choice by choice; they end unless `is_cut`."""
+    """Answers that the next requests get, choice by choice, with results of calls those of `then` if it has any; they
+    end unless `is_cut`."""
 
     def __init__(self, model: ServedModel) -> None:
         self.tokenizer = Tokenizer.load(Path(model.model_dir))
         self.texts: list[str] = [""]
+        self.then: list[str] = []
         self.is_cut = False
 
     def answer(self, submit: w.Submit, choice: int) -> list[int]:
-        text = self.texts[choice % len(self.texts)]
+        texts = self.then if self.then and "<tool_response>" in self.prompt(submit) else self.texts
+        text = texts[choice % len(texts)]
         tokens = self.tokenizer.encode_now(text, add_special_tokens=False)[: submit.sampling.max_tokens]
         return tokens if self.is_cut or len(tokens) == submit.sampling.max_tokens else [*tokens, EOS]
 

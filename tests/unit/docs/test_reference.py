@@ -42,7 +42,8 @@ from tandem.router.api.http.batches_api import BatchRequest
 from tandem.router.api.http.messages import blocks
 from tandem.router.api.http.messages import schemas as messages
 from tandem.router.api.http.openapi import UPLOAD
-from tandem.router.api.http.responses.schemas import ResponseRequest
+from tandem.router.api.http.responses import items, tools
+from tandem.router.api.http.responses.schemas import ReasoningOptions, ResponseRequest
 from tandem.rpc.v1 import inference_pb2 as i
 from tools import metrics_page
 
@@ -54,6 +55,10 @@ BODIES: tuple[type[BaseModel], ...] = (
     schemas.DetokenizeRequest, schemas.Message, ResponseRequest, BatchRequest, tool_fields.Tool, tool_fields.Function,
     tool_fields.AllowedChoice, tool_fields.AllowedTools, tool_fields.ToolCall, tool_fields.CalledFunction,
     tool_fields.ReasoningParam,
+    tool_fields.CustomTool, tool_fields.Custom, tool_fields.GrammarFormat, tool_fields.GrammarDefinition,
+    tool_fields.NamedCustomChoice, tool_fields.CustomToolCall, tool_fields.CalledCustomTool,
+    tools.FunctionTool, tools.FlatCustomTool, tools.FlatGrammarFormat, tools.AllowedToolsChoice, ReasoningOptions,
+    items.FunctionCallItem, items.CustomCallItem, items.CallOutputItem, items.OutputPart,
     messages.MessagesRequest, messages.ToolParam, messages.ToolChoiceParam, messages.ThinkingParam,
     messages.OutputConfig, messages.UserMetadata, blocks.TextBlock, blocks.ThinkingBlock,
     blocks.RedactedThinkingBlock, blocks.ToolUseBlock, blocks.ToolResultBlock,

@@ -16,7 +16,8 @@ BODIES: dict[type[BaseModel], None] = dict.fromkeys(one.body for one in OPERATIO
 READ_BY_THE_MODEL = {
     "TextPart.text", "Message.content", "Message.reasoning_content", "Message.reasoning", "Message.refusal",
     "ItemPart.text", "RefusalPart.refusal", "ThoughtPart.text", "MessageItem.content",
-    "CalledFunction.arguments",
+    "CalledFunction.arguments", "FunctionCallItem.arguments", "CallOutputItem.output", "OutputPart.text",
+    "CustomCallItem.input", "CalledCustomTool.input",
     "TokenizeRequest.prompt", "CompletionRequest.prompt", "ResponseRequest.input", "ResponseRequest.instructions",
     "MessageParam.content", "TextBlock.text", "ThinkingBlock.thinking", "ToolResultBlock.content",
     "CountTokensRequest.system", "MessagesRequest.system",

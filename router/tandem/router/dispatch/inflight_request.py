@@ -51,11 +51,10 @@ class GenerationRequest:
 
     Of a call, exactly one of `prompts` (text or token ids) and `messages` is given; `rendering` defines how `messages`
     become a prompt. Copies have neither. `served_model` is the client's name of the model, `options` the SamplingParams
-    fields that it gave. Without max_tokens an answer is at most `default_max_tokens` long, None = what is left of the
-    context. `max_tokens_param` names the field in errors. With `echoes` an answer begins with its prompt. Of the
-    choices the `kept` best are wanted. `is_whole`: the answer is given when it is complete. Requests of one
-    `cache_salt` share cached blocks among themselves alone; requests of one `cache_key` go to the same workers where
-    that costs little.
+    fields given. Without max_tokens `default_max_tokens` is the limit, None = what is left of the context. Names like
+    `max_tokens_param` are those of fields in errors. With `echoes` an answer begins with its prompt. Of the choices the
+    `kept` best are wanted. `is_whole`: the answer is given when it is complete. Requests of one `cache_salt` share
+    cached blocks among themselves alone; those of one `cache_key` go to the same workers where that costs little.
 
     Of a prompt, `sampling.n` choices are wanted. `model` is what its workers must compute; empty = any. `salt` is in
     the root of its block hashes; empty = that of requests that belong to no tenant.
@@ -84,6 +83,7 @@ class GenerationRequest:
     parsing: ParserSpec | None = None
     """Of a prompt: how its answers are taken apart; None = they are content alone."""
     max_tokens_param: str = "max_tokens"
+    effort_param: str = "reasoning_effort"
     logprobs_param: str = "logprobs"
     caller: Caller = ANONYMOUS
     wish: SloRequest = field(default_factory=SloRequest)

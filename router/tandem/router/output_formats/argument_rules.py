@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tandem.core.output_grammar import SPACING
+from tandem.router.output_formats.custom_tools import INPUT
 from tandem.router.output_formats.families.function_gemma import ESCAPE
 from tandem.router.output_formats.families.qwen_coder import END_PARAMETER, PARAMETER, kinds_of
 
@@ -17,6 +18,8 @@ _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additi
 _ELSEWHERE = {"allOf", "anyOf", "oneOf", "$ref", "if", "patternProperties"}
 """Keywords that may name further parameters. A schema without them has all in its properties: functions that are
 called with others fail."""
+PLAIN_STYLES = ("xml", "gemma")
+"""Those that write texts as they are, without escapes."""
 _MOST_CHARS = 4096
 _DEPTH = 4
 
@@ -48,6 +51,15 @@ class ArgumentRules:
                 f"{name}=" for name in required
             }, ", ")  # fmt: skip
         return self._gemma_fields(fields, required, _DEPTH)
+
+    def of_input(self, grammar: str, style: str) -> str:
+        """The name of the rule for the arguments of a custom tool whose input is a text of `grammar`, the name of
+        another grammar, in a style that writes texts as they are."""
+        if style == "xml":
+            begin, end = self._terms(f"{PARAMETER}{INPUT}>\n"), self._terms(f"\n{END_PARAMETER}\n")
+        else:
+            begin, end = self._terms(f"{INPUT}:{ESCAPE}"), self._terms(ESCAPE)
+        return self._add(f"{begin} @{grammar} {end}")
 
     def _add(self, rule: str) -> str:
         name = f"{self._prefix}_{len(self.rules)}"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tandem.router.output_formats.custom_tools import Customs
 from tandem.router.output_formats.tool_format import Schemas
 
 Mode = Literal["none", "auto", "required", "named"]
@@ -14,12 +15,14 @@ Mode = Literal["none", "auto", "required", "named"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
     """`tools` are those of the request, as templates read them: `{"type": "function", "function": {…}}`. Those with a
-    name in `allowed` may be called. `mode`: "required" = at least one call, "named" = exactly the one function."""
+    name in `allowed` may be called. `mode`: "required" = at least one call, "named" = exactly the one function.
+    `customs` are those that stand for custom tools."""
 
     tools: Sequence[Mapping[str, Any]]
     mode: Mode
     allowed: tuple[str, ...]
     is_parallel: bool = True
+    customs: Customs = field(default_factory=dict)
 
     @property
     def is_forced(self) -> bool:

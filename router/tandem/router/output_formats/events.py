@@ -17,11 +17,12 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """The call number `index` of the answer begins; its arguments follow."""
+    """The call number `index` of the answer begins; its arguments follow, or its input if it is of a custom tool."""
 
     index: int
     id: str
     name: str
+    is_custom: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,4 +33,12 @@ class CallArguments:
     text: str
 
 
-Event = Content | Reasoning | CallStart | CallArguments
+@dataclass(frozen=True, slots=True)
+class CallInput:
+    """The next part of the text that the call number `index` gives a custom tool."""
+
+    index: int
+    text: str
+
+
+Event = Content | Reasoning | CallStart | CallArguments | CallInput

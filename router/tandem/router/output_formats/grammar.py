@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
-from tandem.router.output_formats.argument_rules import ArgumentRules
+from tandem.core.errors import UnsupportedParameterError
+from tandem.router.output_formats.argument_rules import PLAIN_STYLES, ArgumentRules
 from tandem.router.output_formats.choice import ToolUse
 from tandem.router.output_formats.families.harmony import CHANNEL, HARMONY, MESSAGE, START
 from tandem.router.output_formats.reasoning import ReasoningFormat
@@ -27,12 +28,33 @@ def call_grammar(
 
     Under "required" and "named" an answer is calls, behind reasoning. Under "auto" text is free and calls follow the
     grammar, if a function is strict and calls can be told from text by a tag. `tags` are ids of tags that are tokens.
+    UnsupportedParameterError for a grammar of a custom tool that the format cannot follow.
     """
     form = formats.tools
     if form is None or not (use.is_forced or use.strict & set(use.allowed)):
         return None
     grammar = _CallGrammar(form, formats.reasoning, use, tags)
-    return grammar.forced(thinking) if use.is_forced else grammar.free(thinking)
+    text = grammar.forced(thinking) if use.is_forced else grammar.free(thinking)
+    _check_inputs(form, use, has_grammar=text is not None)
+    if text is None or not grammar.inputs:
+        return text
+    inputs = [{"name": name, "lark_grammar": lark} for name, lark in grammar.inputs.items()]
+    return json.dumps({"grammars": [{"lark_grammar": text}, *inputs]}, ensure_ascii=False)
+
+
+def _check_inputs(form: ToolFormat, use: ToolUse, *, has_grammar: bool) -> None:
+    for name in use.allowed:
+        given = use.customs.get(name)
+        if given is None:
+            continue
+        if not has_grammar:
+            what, why = f"{given.param} cannot be enforced", f"in {form.name} no tag tells a call from text"
+            todo = "set tool_choice to required or to this tool, or leave the grammar out"
+            raise UnsupportedParameterError(what, why=why, todo=todo, param=given.param)
+        if given.syntax == "lark" and form.shape.style not in PLAIN_STYLES:
+            param, why = f"{given.param}.syntax", f"in {form.name} an input is a JSON text, with escapes"
+            what, todo = f"{param} is lark, which cannot be enforced", "send a regex, or leave the grammar out"
+            raise UnsupportedParameterError(what, why=why, todo=todo, param=param)
 
 
 def behind_reasoning(
@@ -101,6 +123,8 @@ class _CallGrammar(_Rules):
     ) -> None:
         super().__init__(form, reasoning, tags)
         self._form, self._use = form, use
+        self.inputs: dict[str, str] = {}
+        """Further grammars that the rules name: those of inputs of custom tools, in Lark."""
 
     def forced(self, thinking: Thinking) -> str:
         """At least one call, one of a named function, and nothing but calls behind reasoning."""
@@ -133,7 +157,15 @@ class _CallGrammar(_Rules):
         functions = [tool["function"] for tool in self._use.tools if tool["function"]["name"] in self._use.allowed]
         for place, function in enumerate(functions):
             arguments = ArgumentRules(f"a{place}", self._terms, is_strict=function["name"] in self._use.strict)
-            rule = arguments.of(function.get("parameters"), self._form.shape.style)
+            rule = self._arguments(arguments, function, f"input_{place}")
             self._rules.append(f"call_{place}: {self._terms(written, str(function['name']), rule)}")
             self._rules += arguments.rules
         self._rules.append("call: " + " | ".join(f"call_{place}" for place in range(len(functions))))
+
+    def _arguments(self, rules: ArgumentRules, function: Mapping[str, Any], name: str) -> str:
+        """The name of the rule for arguments of a function; `name` is free for a grammar of its input."""
+        given, style = self._use.customs.get(function["name"]), self._form.shape.style
+        if given is None or style not in PLAIN_STYLES:
+            return rules.of(function.get("parameters"), style)
+        self.inputs[name] = given.lark
+        return rules.of_input(name, style)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tandem.router.output_formats.custom_tools import InputUnwrapper
 from tandem.router.output_formats.events import Event
 from tandem.router.output_formats.families.harmony import HARMONY, read_messages
 from tandem.router.output_formats.part_collector import PartCollector
@@ -16,7 +17,7 @@ from tandem.router.output_formats.tool_format import Schemas, ToolFormat, call_i
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParserSpec:
     """The formats of an answer. `tags` are the tags that are tokens, by id; `begins_inside`: the prompt ends with the
-    beginning of reasoning; `is_parallel`: more than one call counts."""
+    beginning of reasoning; `is_parallel`: more than one call counts; `customs`: names of custom tools."""
 
     tools: ToolFormat | None = None
     reasoning: ReasoningFormat | None = None
@@ -24,6 +25,7 @@ class ParserSpec:
     tags: Mapping[int, str] = field(default_factory=dict)
     begins_inside: bool = False
     is_parallel: bool = True
+    customs: frozenset[str] = frozenset()
 
     @property
     def marks(self) -> dict[int, str]:
@@ -41,6 +43,7 @@ class OutputParser:
         texts = {ord(mark): spec.tags[token] for token, mark in marks.items()}
         new_id = spec.tools.new_id if spec.tools else call_id
         self._output = PartCollector(self._reader, texts, new_id, is_parallel=spec.is_parallel)
+        self._unwrapper = InputUnwrapper(spec.customs) if spec.customs else None
         self.failures = 0
         """Texts that began as calls and were none."""
         self._steps = self._run()
@@ -55,14 +58,18 @@ class OutputParser:
         """Parts of the answer that are certain with `text`."""
         self._reader.feed(text)
         next(self._steps, None)
-        return self._output.events()
+        return self._events()
 
     def finish(self) -> list[Event]:
         """The rest: no more text comes."""
         self._reader.is_over = True
         next(self._steps, None)
         self._output.finish()
-        return self._output.events()
+        return self._events()
+
+    def _events(self) -> list[Event]:
+        events = self._output.events()
+        return events if self._unwrapper is None else list(self._unwrapper.unwrapped(events))
 
     def _run(self) -> Step[None]:
         spec, reader, output = self._spec, self._reader, self._output

@@ -18,7 +18,7 @@ from tandem.router.output_formats.registry import ModelFormats
 from tandem.router.tokenization.chat_template import Rendering
 from tandem.router.tokenization.tokenizer import Tokenizer
 
-_PARSED_APIS = ("chat", "messages")
+_PARSED_APIS = ("chat", "messages", "responses")
 _SWITCHES = ("enable_thinking", "thinking")
 """Variables of chat templates that turn reasoning on or off: Qwen's and others', DeepSeek's."""
 _LEVELS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
@@ -40,8 +40,8 @@ def with_effort(ask: GenerationRequest, tokenizer: Tokenizer) -> GenerationReque
         switches["reasoning_effort"] = _LEVELS.get(ask.effort, ask.effort)
     if not switches and ask.effort != "none" and ask.api != "messages":
         why = "the model's chat template does not read it"
-        what = f"reasoning_effort is {ask.effort}"
-        raise UnsupportedParameterError(what, why=why, todo="leave it out", param="reasoning_effort")
+        what = f"{ask.effort_param} is {ask.effort}"
+        raise UnsupportedParameterError(what, why=why, todo="leave it out", param=ask.effort_param)
     variables = {**switches, **ask.rendering.variables}
     return replace(ask, rendering=replace(ask.rendering, variables=variables))
 
@@ -113,6 +113,7 @@ def parsing_of(
         tags={token: tag for tag, token in _tags_of(used, tokenizer).items()},
         begins_inside=formats.reasoning is not None and _ends_with(formats.reasoning.begin, prompt, tokenizer),
         is_parallel=ask.tools is None or ask.tools.is_parallel,
+        customs=frozenset(ask.tools.customs) if ask.tools is not None else frozenset(),
     )
 
 

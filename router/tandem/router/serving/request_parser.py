@@ -11,6 +11,7 @@ from typing import Any
 
 from tandem.core.config import ServedModel
 from tandem.core.errors import ContextLengthError, InvalidRequestError, UnknownModelError
+from tandem.core.output_grammar import OutputGrammar
 from tandem.core.sampling import SamplingParams
 from tandem.router.dispatch.inflight_request import Echo, GenerationRequest
 from tandem.router.error_quoting import quoted
@@ -163,6 +164,10 @@ class RequestParser:
         if ask.bad_words:
             check_words(ask.bad_words)
             more["bad_words"] = await word_tokens(ask.bad_words, model.tokenizer)
+        for given in ask.tools.customs.values() if ask.tools is not None else ():
+            if given is not None:
+                await check_grammar(OutputGrammar(given.lark, f"{given.param}.definition"))
+                await asyncio.sleep(0)  # other streams go on meanwhile
         if ask.output_grammar is not None:
             await check_grammar(ask.output_grammar)
             more["grammar"] = ask.output_grammar.text

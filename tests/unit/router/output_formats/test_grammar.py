@@ -3,8 +3,6 @@
 import json
 import random
 from collections.abc import Mapping
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
@@ -12,17 +10,15 @@ import llguidance
 import llguidance.numpy
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
 
 from tandem.core.output_format_names import ReasoningFormatName, ToolFormatName
 from tandem.router.output_formats.choice import Mode, ToolUse
 from tandem.router.output_formats.grammar import Thinking, behind_reasoning, call_grammar
 from tandem.router.output_formats.parser import ParserSpec
 from tandem.router.output_formats.registry import REASONING, TOOLS, ModelFormats
-from tests.unit.router.output_formats.answers import FORMATS, Parsed, parse, written
+from tests.unit.router.output_formats.answers import Parsed, parse
+from tests.unit.router.output_formats.guided_model import EACH, EOS, TOKENS, Model, model_of, text_of
 
-MODEL = Path(__file__).parents[4] / "models" / "tandem-tiny" / "tokenizer.json"
-EOS = 1
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -38,41 +34,6 @@ SCHEMA = {
     "additionalProperties": False,
 }  # fmt: skip
 CALL = ("get_weather", {"city": "Rome", "days": 3, "unit": "F"})
-EACH = pytest.mark.parametrize("form", FORMATS)
-TOKENS = pytest.mark.parametrize("tags_are_tokens", [False, True], ids=["text", "tokens"])
-
-
-class Model:
-    """A tokenizer, for answers and for grammars."""
-
-    def __init__(self, tags: tuple[str, ...]) -> None:
-        tokenizer = json.loads(MODEL.read_text())
-        first = len(tokenizer["model"]["vocab"])
-        flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-        tokenizer["added_tokens"] += [{"id": first + place, "content": tag, **flags} for place, tag in enumerate(tags)]
-        text = json.dumps(tokenizer)
-        self.tags = {tag: first + place for place, tag in enumerate(tags)}
-        self.vocab = first + len(tags)
-        self.hub = Tokenizer.from_str(text)
-        self.guide = llguidance.LLTokenizer(text, n_vocab=self.vocab, eos_token=EOS)
-
-    def ids(self, text: str) -> list[int]:
-        ids: list[int] = self.hub.encode(text, add_special_tokens=False).ids
-        return ids
-
-    def matcher(self, grammar: str) -> llguidance.LLMatcher:
-        matcher = llguidance.LLMatcher(self.guide, grammar)
-        assert matcher.get_error() == "", grammar
-        return matcher
-
-    def accepts(self, grammar: str, text: str) -> bool:
-        matcher, ids = self.matcher(grammar), self.ids(text)
-        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
-
-
-@cache
-def model_of(form: str, tags_are_tokens: bool) -> Model:
-    return Model((*TOOLS[ToolFormatName(form)].tags, "<think>", "</think>") if tags_are_tokens else ())
 
 
 def use(mode: Mode = "required", *, strict: bool = True, parallel: bool = True, allowed: Any = None) -> ToolUse:
@@ -95,13 +56,6 @@ def forced(form: str, model: Model, **more: Any) -> str:
     grammar = grammar_of(form, model, use(**more))
     assert grammar is not None
     return grammar
-
-
-def text_of(form: str, *calls: tuple[str, Any]) -> str:
-    if form == "pythonic":  # with strings as JSON has them
-        each = (f"{name}({', '.join(f'{k}={json.dumps(v)}' for k, v in one.items())})" for name, one in calls)
-        return f"[{', '.join(each)}]"
-    return written(form, calls).removesuffix("<|call|>")
 
 
 def read(form: str, model: Model, ids: list[int]) -> Parsed:

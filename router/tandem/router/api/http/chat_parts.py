@@ -7,7 +7,7 @@ from typing import Any
 
 from tandem.core.output_format_names import ReasoningField
 from tandem.core.state_enums import FinishReason
-from tandem.router.output_formats.events import CallArguments, CallStart, Content, Event, Reasoning
+from tandem.router.output_formats.events import CallArguments, CallInput, CallStart, Content, Event, Reasoning
 from tandem.router.serving.choices import ChoiceUpdate
 
 
@@ -26,11 +26,16 @@ def deltas(parts: Iterable[Event], fields: Sequence[str]) -> Iterator[dict[str, 
                 yield {"content": text}
             case Reasoning(text):
                 yield dict.fromkeys(fields, text)
+            case CallStart(index, given, name, is_custom=True):
+                custom = {"name": name, "input": ""}
+                yield {"tool_calls": [{"index": index, "id": given, "type": "custom", "custom": custom}]}
             case CallStart(index, given, name):
                 function = {"name": name, "arguments": ""}
                 yield {"tool_calls": [{"index": index, "id": given, "type": "function", "function": function}]}
             case CallArguments(index, text):
                 yield {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+            case CallInput(index, text):
+                yield {"tool_calls": [{"index": index, "custom": {"input": text}}]}
 
 
 def message(choice: ChoiceUpdate, fields: Sequence[str]) -> dict[str, Any]:
@@ -44,20 +49,23 @@ def message(choice: ChoiceUpdate, fields: Sequence[str]) -> dict[str, Any]:
         body |= dict.fromkeys(fields, thought)
     if calls:
         body["content"] = choice.text or None
-        body["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
-            for call, arguments in calls
-        ]
+        body["tool_calls"] = [_call(call, text) for call, text in calls]
     return body
 
 
+def _call(call: CallStart, text: str) -> dict[str, Any]:
+    if call.is_custom:
+        return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": text}}
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": text}}
+
+
 def calls_in(parts: Iterable[Event]) -> list[tuple[CallStart, str]]:
-    """All calls with their arguments."""
+    """All calls with their arguments, or their inputs."""
     calls: list[tuple[CallStart, list[str]]] = []
     for part in parts:
         if isinstance(part, CallStart):
             calls.append((part, []))
-        elif isinstance(part, CallArguments):
+        elif isinstance(part, CallArguments | CallInput):
             calls[-1][1].append(part.text)
     return [(call, "".join(texts)) for call, texts in calls]
 

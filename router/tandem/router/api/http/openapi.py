@@ -22,6 +22,7 @@ from tandem.router.api.http.files_api import LEAST_EXPIRY_S, LONGEST_EXPIRY_S
 from tandem.router.api.http.messages import response_models as m
 from tandem.router.api.http.messages import schemas as messages
 from tandem.router.api.http.middleware import OPEN_PATHS, SLO_HEADER, TIMEOUT_HEADER
+from tandem.router.api.http.responses import response_models as r
 from tandem.router.api.http.responses import schemas as responses
 
 _JSON = "application/json"
@@ -178,17 +179,17 @@ OPERATIONS = (
     Operation("get", "/v1/models/{model}", "retrieveModel", "One of them", answer=d.ModelObject),
     Operation(
         "post", "/v1/responses", "createResponse", "An answer that can be continued by its id, whole or streamed",
-        body=responses.ResponseRequest, answer=d.ResponseObject, event=d.ResponseEvent, neutral=responses.NEUTRAL,
+        body=responses.ResponseRequest, answer=r.ResponseObject, event=r.ResponseEvent, neutral=responses.NEUTRAL,
         examples=_examples(input="Hello", max_output_tokens=16),
         leads={
             "retrieveResponse": "response_id", "listInputItems": "response_id", "deleteResponse": "response_id",
             "createResponse": "previous_response_id",
         },
     ),
-    Operation("get", _RESPONSE, "retrieveResponse", "A stored response", answer=d.ResponseObject, errors=(400,)),
-    Operation("delete", _RESPONSE, "deleteResponse", "It is forgotten", answer=d.DeletedResponse),
+    Operation("get", _RESPONSE, "retrieveResponse", "A stored response", answer=r.ResponseObject, errors=(400,)),
+    Operation("delete", _RESPONSE, "deleteResponse", "It is forgotten", answer=r.DeletedResponse),
     Operation(
-        "get", f"{_RESPONSE}/input_items", "listInputItems", "What the response answered", answer=d.InputItemList,
+        "get", f"{_RESPONSE}/input_items", "listInputItems", "What the response answered", answer=r.InputItemList,
         query=_page(100, order=_ORDER),
     ),
     Operation(

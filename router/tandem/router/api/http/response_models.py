@@ -3,18 +3,14 @@ them."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from tandem.core.batch import BatchStatus
-from tandem.router.api.http.output_fields import FlatFormat
-from tandem.router.api.http.responses.items import Annotation, OutputLogprob, Status, SummaryPart, ThoughtPart
-from tandem.router.api.http.schemas import RefusalPart
 
 FinishReason = Literal["stop", "length"]
 ChatFinishReason = Literal["stop", "length", "tool_calls"]
-Nothing = Annotated[list[Any], Field(max_length=0)]
 
 
 class Documented(BaseModel):
@@ -88,6 +84,17 @@ class AnsweredCall(Documented):
     function: AnsweredFunction
 
 
+class AnsweredCustomTool(Documented):
+    name: str
+    input: str
+
+
+class AnsweredCustomCall(Documented):
+    id: str
+    type: Literal["custom"]
+    custom: AnsweredCustomTool
+
+
 class AssistantMessage(Documented):
     """Content is null where there are calls alone."""
 
@@ -96,7 +103,7 @@ class AssistantMessage(Documented):
     refusal: None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: list[AnsweredCall] | None = None
+    tool_calls: list[AnsweredCall | AnsweredCustomCall] | None = None
 
 
 class FunctionDelta(Documented):
@@ -104,13 +111,19 @@ class FunctionDelta(Documented):
     arguments: str
 
 
+class CustomDelta(Documented):
+    name: str | None = None
+    input: str
+
+
 class CallDelta(Documented):
-    """The first one of a call has its id, type and name, the others more of the arguments."""
+    """The first one of a call has its id, type and name, the others more of the arguments, or of the input."""
 
     index: int
     id: str | None = None
-    type: Literal["function"] | None = None
-    function: FunctionDelta
+    type: Literal["function", "custom"] | None = None
+    function: FunctionDelta | None = None
+    custom: CustomDelta | None = None
 
 
 class ChatDelta(Documented):
@@ -234,140 +247,12 @@ class VersionModel(Documented):
     version: str
 
 
-class InputTokensDetails(CachedTokens):
-    cache_write_tokens: int
-
-
 class BatchUsage(Documented):
     input_tokens: int
     input_tokens_details: CachedTokens
     output_tokens: int
     output_tokens_details: ReasoningTokens
     total_tokens: int
-
-
-class ResponseUsage(BatchUsage):
-    input_tokens_details: InputTokensDetails
-
-
-class OutputText(Documented):
-    type: Literal["output_text"]
-    text: str
-    annotations: Nothing
-    logprobs: Nothing
-
-
-class OutputMessage(Documented):
-    id: str
-    type: Literal["message"]
-    status: Literal["completed", "incomplete"]
-    role: Literal["assistant"]
-    content: list[OutputText]
-
-
-class IncompleteDetails(Documented):
-    reason: Literal["max_output_tokens"]
-
-
-class NoReasoning(Documented):
-    effort: None
-    summary: None
-
-
-class TextSettings(Documented):
-    format: FlatFormat
-
-
-class ResponseObject(Documented):
-    id: str
-    object: Literal["response"]
-    created_at: int
-    status: Literal["completed", "incomplete"]
-    background: Literal[False]
-    completed_at: int | None
-    error: None
-    incomplete_details: IncompleteDetails | None
-    instructions: str | None
-    max_output_tokens: int | None
-    metadata: dict[str, str]
-    model: str
-    output: list[OutputMessage]
-    parallel_tool_calls: bool
-    previous_response_id: str | None
-    prompt_cache_key: str | None
-    reasoning: NoReasoning
-    safety_identifier: str | None
-    service_tier: Literal["default"]
-    store: bool
-    temperature: float
-    text: TextSettings
-    tool_choice: Literal["auto"]
-    tools: Nothing
-    top_logprobs: int
-    top_p: float
-    truncation: Literal["disabled"]
-    usage: ResponseUsage
-    user: str | None
-
-
-class ResponseEvent(BaseModel):
-    """Beside these, each type has fields of its own; those that begin and end have the whole response."""
-
-    model_config = ConfigDict(extra="allow")
-
-    type: Literal[
-        "response.created",
-        "response.in_progress",
-        "response.output_item.added",
-        "response.content_part.added",
-        "response.output_text.delta",
-        "response.output_text.done",
-        "response.content_part.done",
-        "response.output_item.done",
-        "response.completed",
-        "response.incomplete",
-        "response.failed",
-    ]
-    sequence_number: int = Field(ge=0)
-
-
-class DeletedResponse(Documented):
-    id: str
-    object: Literal["response"]
-    deleted: Literal[True]
-
-
-class InputText(Documented):
-    type: Literal["input_text"]
-    text: str
-
-
-class InputOutputText(Documented):
-    """Of an earlier answer, as the client sent it again."""
-
-    type: Literal["output_text"]
-    text: str
-    annotations: list[Annotation]
-    logprobs: list[OutputLogprob]
-
-
-class InputItem(Documented):
-    id: str
-    type: Literal["message"]
-    role: Literal["system", "developer", "user", "assistant"]
-    status: Status
-    content: list[InputText | InputOutputText | RefusalPart]
-
-
-class InputReasoning(Documented):
-    """As the client sent it: what it left out, or sent as null, is not there."""
-
-    id: str
-    type: Literal["reasoning"]
-    summary: list[SummaryPart]
-    content: list[ThoughtPart] | None = None
-    encrypted_content: str | None = None
-    status: Status | None = None
 
 
 class ListPage(Documented):
@@ -377,10 +262,6 @@ class ListPage(Documented):
     first_id: str | None
     last_id: str | None
     has_more: bool
-
-
-class InputItemList(ListPage):
-    data: list[InputItem | InputReasoning]
 
 
 class FileObject(Documented):

@@ -14,7 +14,6 @@ from starlette.types import Scope, Send
 
 from tandem.core.errors import InvalidRequestError, TandemError, UnsupportedParameterError
 from tandem.core.ids import RequestId
-from tandem.core.state_enums import FinishReason
 from tandem.router.api.frontend import Frontend
 from tandem.router.api.http.body_parser import read_json
 from tandem.router.api.http.middleware import (
@@ -32,26 +31,21 @@ from tandem.router.api.http.middleware import (
 from tandem.router.api.http.output_fields import format_grammar
 from tandem.router.api.http.paging import Page, page_of
 from tandem.router.api.http.response_bodies import ROUTE_HEADER, TIMING_HEADER, AnswerReply, ResponseFrame
-from tandem.router.api.http.responses.conversation import (
-    ConversationStore,
-    Message,
-    Past,
-    for_template,
-    items_of,
-    messages_of,
-    new_id,
-)
-from tandem.router.api.http.responses.objects import Draft, EventWriter
+from tandem.router.api.http.responses.chat import Message, for_template, items_of, messages_of
+from tandem.router.api.http.responses.conversation import ConversationStore, Past
+from tandem.router.api.http.responses.events import OutputWriter
+from tandem.router.api.http.responses.objects import Draft, new_id
 from tandem.router.api.http.responses.schemas import ResponseRequest, without_neutral
+from tandem.router.api.http.responses.tools import tool_use
 from tandem.router.api.http.schemas import StreamOptions
 from tandem.router.dispatch.inflight_request import GenerationRequest
-from tandem.router.serving.choices import ChoiceUpdate
 from tandem.router.serving.response_stream import ResponseStream
+from tandem.router.tokenization.chat_template import Rendering
 from tandem.router.tracing.calls import Call
 from tandem.statestore.stores.responses import ResponseStore, StoredResponse
 
-Keep = Callable[[bytes, str], Awaitable[bool]]
-"""Store the finished object, given as JSON, with the text of its answer; False = not stored."""
+Keep = Callable[[bytes, Sequence[Message]], Awaitable[bool]]
+"""Store the finished object, given as JSON, with the messages of its output; False = not stored."""
 
 
 def add_responses(app: FastAPI, frontend: Frontend, store: ResponseStore, max_response_bytes: int) -> None:
@@ -80,18 +74,18 @@ class _Api:
         said = _said(items)
         ask = _ask(body, past, said)
         ask, call = replace(ask, caller=caller_of(request), wish=wish_of(request)), call_of(request)
-        draft = Draft(id=new_id("resp"), message=new_id("msg"), created_s=int(frontend.wall_s()), request=body)
+        draft = Draft(id=new_id("resp"), created_s=int(frontend.wall_s()), request=body)
         written = orjson.dumps(items) if body.store is not False else b""
 
-        def stored(finished: bytes, text: str) -> StoredResponse:
-            turn = orjson.dumps([*said, {"role": "assistant", "content": text}])
+        def stored(finished: bytes, answer: Sequence[Message]) -> StoredResponse:
+            turn = orjson.dumps([*said, *answer])
             return StoredResponse(id=draft.id, tenant=tenant, body=finished, items=written, turn=turn, chain=past.chain)
 
-        async def keep(finished: bytes, text: str) -> bool:
-            return await self._conversations.keep(stored(finished, text))
+        async def keep(finished: bytes, answer: Sequence[Message]) -> bool:
+            return await self._conversations.keep(stored(finished, answer))
 
         if body.store is not False:
-            await self._conversations.check_room(stored(orjson.dumps(draft.begun()), ""))
+            await self._conversations.check_room(stored(orjson.dumps(draft.begun()), ()))
         with present(request):
             works = await self._read(ask, received_s, call)
 
@@ -172,27 +166,26 @@ class _Reply(AnswerReply):
             wants_route=wants_route,
         )
         self._draft, self._keep, self._wall_s = draft, keep, wall_s
-        self._events = EventWriter(draft)
-        self._texts: list[str] = []
-        self._finish: FinishReason | None = None
+        self._output = OutputWriter(draft)
 
     async def _stream(self, answer: ResponseStream, send: Send) -> None:
         while (updates := await answer.next()) is not None:
-            text = self._add(updates)
-            events = b"" if self._has_started else self._events.opening()
+            events = b"" if self._has_started else self._output.opening()
+            events += b"".join(map(self._output.add, updates))
             await self._start(answer, send)
-            if text:
-                events += self._events.delta(text)
             if events:
                 await send({"type": "http.response.body", "body": events, "more_body": True})
-        end = self._events.closing("".join(self._texts), await self._finished(answer))
+        end = self._output.end()
+        end += self._output.closing(await self._finished(answer))
         if self._wants_timing:
             end += b": tandem-timing " + orjson.dumps(answer.timing()) + b"\n\n"
         await send({"type": "http.response.body", "body": end, "more_body": False})
 
     async def _whole(self, answer: ResponseStream, scope: Scope, send: Send) -> None:
         while (updates := await answer.next()) is not None:
-            self._add(updates)
+            for update in updates:
+                self._output.add(update)
+        self._output.end()
         headers = self._head_of(answer)
         if self._wants_timing:
             headers[TIMING_HEADER] = orjson.dumps(answer.timing()).decode()
@@ -205,20 +198,13 @@ class _Reply(AnswerReply):
         if not (self._has_started and self._is_stream):
             await super()._fail(error, scope, send)
         elif not self._is_gone:
-            await send({"type": "http.response.body", "body": self._events.failed(error), "more_body": False})
-
-    def _add(self, updates: Sequence[ChoiceUpdate]) -> str:
-        text = "".join(update.text for update in updates)
-        self._texts.append(text)
-        for update in updates:
-            self._finish = update.finish or self._finish
-        return text
+            await send({"type": "http.response.body", "body": self._output.failed(error), "more_body": False})
 
     async def _finished(self, answer: ResponseStream) -> dict[str, Any]:
         """The finished object, stored if it is to be; `store` states whether it was."""
-        text = "".join(self._texts)
-        body = self._draft.ended(text, self._finish, answer.usage, int(self._wall_s()), is_kept=True)
-        if not await self._keep(orjson.dumps(body), text):
+        output = self._output
+        body = self._draft.ended(output.items, output.finish, answer.usage, int(self._wall_s()), is_kept=True)
+        if not await self._keep(orjson.dumps(body), messages_of(output.items)):
             body["store"] = False
         return body
 
@@ -236,10 +222,15 @@ def _ask(body: ResponseRequest, past: Past, said: Sequence[Message]) -> Generati
     # Instructions are of this request alone: those of earlier turns are not carried over.
     first: tuple[Message, ...] = ({"role": "system", "content": body.instructions},) if body.instructions else ()
     wanted = body.text.format if body.text is not None else None
+    use = tool_use(body.tools or (), body.tool_choice, is_parallel=body.parallel_tool_calls is not False)
     return GenerationRequest(
         api="responses",
         served_model=body.model,
-        messages=(*first, *map(for_template, (*past.messages, *said))),
+        messages=for_template((*first, *past.messages, *said), body.input),
+        rendering=Rendering(tools=use.tools if use is not None else ()),
+        tools=use,
+        effort=body.reasoning.effort if body.reasoning is not None else None,
+        effort_param="reasoning.effort",
         options={name: value for name, value in given.items() if value is not None},
         output_grammar=None if wanted is None else format_grammar(wanted, "text.format"),
         max_tokens_param="max_output_tokens",
@@ -275,7 +266,7 @@ def _listed(items: list[dict[str, Any]], page: Page) -> Mapping[str, Any]:
     return page.listed(shown, has_more=start + page.limit < len(ordered))
 
 
-async def _keep_nothing(finished: bytes, text: str) -> bool:
+async def _keep_nothing(finished: bytes, answer: Sequence[Message]) -> bool:
     return False
 
 

@@ -31,10 +31,10 @@ from tandem.router.api.http.tool_fields import (
     ToolFields,
     Tools,
     calls_of,
+    chat_tool_use,
     named_results,
     reasoning_of,
     refuse_kinds,
-    tool_use_of,
     tools_of,
 )
 from tandem.router.dispatch.inflight_request import GenerationRequest
@@ -320,7 +320,7 @@ def chat_ask(body: ChatRequest) -> GenerationRequest:
     rendering = rendering_of(body)
     tools = None
     if rendering.tools or body.tool_choice is not None:
-        tools = tool_use_of(tuple(rendering.tools), body.tool_choice, is_parallel=body.parallel_tool_calls is not False)
+        tools = chat_tool_use(body, rendering.tools, body.tools or ())
     return GenerationRequest(
         api="chat",
         served_model=body.model,

@@ -5,19 +5,24 @@ Schemas of parameters are free-form JSON for the model's template; their size an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import orjson
 from pydantic import Discriminator, Field, Tag
+from pydantic_core import from_json, to_json
 
 from tandem.core.errors import InvalidRequestError, UnsupportedParameterError
+from tandem.router.api.http.output_fields import PlainTextFormat
 from tandem.router.api.http.strict_models import FIRST_ERROR, Strict
 from tandem.router.error_quoting import quoted
 from tandem.router.output_formats.choice import Mode, ThoughtLimit, ToolUse
+from tandem.router.output_formats.custom_tools import Customs, InputGrammar, arguments_with, parameters_of
 
 MAX_TOOLS = 128
 """Of a request, and calls of one answer."""
+MAX_INPUT_GRAMMARS = 16
+"""Of custom tools of a request: each is compiled to check it."""
 MAX_SCHEMA_BYTES = 64 * 1024
 MAX_SCHEMA_DEPTH = 32
 MAX_TOOLS_BYTES = 512 * 1024
@@ -30,6 +35,9 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Limit = Annotated[int, Field(ge=0, lt=2**31)]
 REASONING = {"reasoning_effort", "include_reasoning", "thinking_token_budget", "reasoning"}
 _KNOWN_CHOICES = ("none", "auto", "required")
+_DESCRIBED = {"name", "description", "parameters", "strict"}
+Chosen = tuple[Mode, Sequence[tuple[str, str]]]
+"""How tools may be called, and the functions that a request names for it, each behind the path of its name."""
 
 
 class Function(Strict):
@@ -46,6 +54,43 @@ class Tool(Strict):
     function: Function
 
 
+def _kind(value: Any) -> str:
+    return CUSTOM.tag if isinstance(value, Mapping) and value.get("type") == "custom" else FUNCTION.tag
+
+
+FUNCTION, CUSTOM = Tag("a function"), Tag("a custom tool")
+KIND = Discriminator(_kind)
+"""Tells models of functions from those of custom tools: tools, references to them, and calls."""
+
+
+class GrammarDefinition(Strict):
+    """A grammar of the inputs of a custom tool: Lark in llguidance's dialect, or a regular expression."""
+
+    syntax: Literal["lark", "regex"]
+    definition: Annotated[str, Field(min_length=1, max_length=MAX_SCHEMA_BYTES)]
+
+
+class GrammarFormat(Strict):
+    type: Literal["grammar"]
+    grammar: GrammarDefinition
+
+
+class CustomFields(Strict):
+    name: FunctionName
+    description: Annotated[str, Field(max_length=MAX_DESCRIPTION)] | None = None
+
+
+class Custom(CustomFields):
+    format: Annotated[PlainTextFormat | GrammarFormat, Field(discriminator="type")] | None = None
+
+
+class CustomTool(Strict):
+    """A tool whose input is a text."""
+
+    type: Literal["custom"]
+    custom: Custom
+
+
 class FunctionReference(Strict):
     name: FunctionName
 
@@ -57,9 +102,20 @@ class NamedChoice(Strict):
     function: FunctionReference
 
 
+class NamedCustomChoice(Strict):
+    """The one custom tool that the answer must call."""
+
+    type: Literal["custom"]
+    custom: FunctionReference
+
+
 class AllowedTools(Strict):
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedChoice], Field(min_length=1, max_length=MAX_TOOLS), FIRST_ERROR]
+    tools: Annotated[
+        list[Annotated[Annotated[NamedChoice, FUNCTION] | Annotated[NamedCustomChoice, CUSTOM], KIND]],
+        Field(min_length=1, max_length=MAX_TOOLS),
+        FIRST_ERROR,
+    ]
 
 
 class AllowedChoice(Strict):
@@ -72,16 +128,21 @@ class AllowedChoice(Strict):
 def _choice_kind(value: Any) -> str:
     if not isinstance(value, Mapping):
         return "mode"
-    return "allowed" if value.get("type") == "allowed_tools" else "named"
+    return {"allowed_tools": "allowed", "custom": "custom"}.get(str(value.get("type")), "named")
 
 
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("mode")]
     | Annotated[NamedChoice, Tag("named")]
+    | Annotated[NamedCustomChoice, Tag("custom")]
     | Annotated[AllowedChoice, Tag("allowed")],
     Discriminator(_choice_kind),
 ]
-Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS), FIRST_ERROR]
+Tools = Annotated[
+    list[Annotated[Annotated[Tool, FUNCTION] | Annotated[CustomTool, CUSTOM], KIND]],
+    Field(max_length=MAX_TOOLS),
+    FIRST_ERROR,
+]
 
 
 class CalledFunction(Strict):
@@ -98,7 +159,25 @@ class ToolCall(Strict):
     index: Annotated[int, Field(ge=0, lt=2**31)] | None = None
 
 
-ToolCalls = Annotated[list[ToolCall], Field(max_length=MAX_TOOLS), FIRST_ERROR]
+class CalledCustomTool(Strict):
+    name: Annotated[str, Field(min_length=1, max_length=512)]
+    input: str
+
+
+class CustomToolCall(Strict):
+    """A call of a custom tool in an earlier answer, as it was given."""
+
+    id: Annotated[str, Field(min_length=1, max_length=512)]
+    type: Literal["custom"]
+    custom: CalledCustomTool
+    index: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+
+
+ToolCalls = Annotated[
+    list[Annotated[Annotated[ToolCall, FUNCTION] | Annotated[CustomToolCall, CUSTOM], KIND]],
+    Field(max_length=MAX_TOOLS),
+    FIRST_ERROR,
+]
 
 
 class ReasoningParam(Strict):
@@ -150,38 +229,84 @@ def refuse_kinds(body: Mapping[str, Any]) -> None:
     tools = body.get("tools")
     for position, tool in enumerate(tools if isinstance(tools, list) else ()):
         kind = tool.get("type") if isinstance(tool, dict) else None
-        if isinstance(kind, str) and kind != "function":
+        if isinstance(kind, str) and kind not in ("function", "custom"):
             what = f"a tool of type {quoted(kind)} is not supported yet"
-            raise UnsupportedParameterError(what, todo="send functions", param=f"tools[{position}].type")
+            todo = "send functions and custom tools"
+            raise UnsupportedParameterError(what, todo=todo, param=f"tools[{position}].type")
     choice = body.get("tool_choice")
     kind = choice.get("type") if isinstance(choice, dict) else None
-    if isinstance(kind, str) and kind not in ("function", "allowed_tools"):
+    if isinstance(kind, str) and kind not in ("function", "custom", "allowed_tools"):
         what = f"tool_choice of type {quoted(kind)} is not supported yet"
-        raise UnsupportedParameterError(what, todo="name a function", param="tool_choice.type")
+        raise UnsupportedParameterError(what, todo="name a tool", param="tool_choice.type")
 
 
-def tools_of(tools: Sequence[Tool] | None) -> tuple[Mapping[str, Any], ...]:
-    """Tools as chat templates read them; InvalidRequestError for schemas that are too large, and for equal names."""
+def tools_of(tools: Sequence[Tool | CustomTool]) -> tuple[Mapping[str, Any], ...]:
+    """Tools as chat templates read them; InvalidRequestError as `described`."""
+    customs = _customs_of(tools)
+    return described(
+        (tool.function, f"tools[{position}].function")
+        if isinstance(tool, Tool)
+        else (function_for(tool.custom, customs[tool.custom.name]), f"tools[{position}].custom")
+        for position, tool in enumerate(tools)
+    )
+
+
+def _customs_of(tools: Sequence[Tool | CustomTool]) -> Customs:
+    customs = {}
+    for position, tool in enumerate(tools):
+        if isinstance(tool, CustomTool):
+            form = tool.custom.format
+            given = form.grammar if isinstance(form, GrammarFormat) else None
+            customs[tool.custom.name] = input_grammar(given, f"tools[{position}].custom.format.grammar")
+    return customs
+
+
+def input_grammar(given: GrammarDefinition | None, param: str) -> InputGrammar | None:
+    """The grammar at `param` in a request; None = any text."""
+    return None if given is None else InputGrammar(syntax=given.syntax, definition=given.definition, param=param)
+
+
+def function_for(custom: CustomFields, grammar: InputGrammar | None) -> Function:
+    """The function that stands for a custom tool. With a grammar it is strict, so that the grammar holds."""
+    return Function(
+        name=custom.name,
+        description=custom.description,
+        parameters=parameters_of(grammar),
+        strict=None if grammar is None else True,
+    )
+
+
+def described(functions: Iterable[tuple[Function, str]]) -> tuple[Mapping[str, Any], ...]:
+    """Functions, each with its path in the request, as chat templates read them; InvalidRequestError for schemas that
+    are too large, and for equal names."""
     given, names, total = [], set[str](), 0
-    for position, tool in enumerate(tools or ()):
-        where, name = f"tools[{position}].function", tool.function.name
-        if name in names:
-            what = f"two tools are called {name}"
+    for function, where in functions:
+        if function.name in names:
+            what = f"two tools are called {function.name}"
             raise InvalidRequestError(what, todo="give each a name of its own", param=f"{where}.name")
-        names.add(name)
-        total += len(tool.function.description or "") + _schema_bytes(tool.function.parameters, f"{where}.parameters")
+        names.add(function.name)
+        total += len(function.description or "") + _schema_bytes(function.parameters, f"{where}.parameters")
         if total > MAX_TOOLS_BYTES:
             why = f"at most {MAX_TOOLS_BYTES} bytes are allowed together"
             raise InvalidRequestError("the tools are too large", why=why, todo="send fewer", param="tools")
-        given.append({"type": "function", "function": tool.function.model_dump(exclude_none=True)})
+        written = function.model_dump(include=_DESCRIBED, exclude_none=True)
+        given.append({"type": "function", "function": written})
     return tuple(given)
 
 
-def tool_use_of(
-    tools: tuple[Mapping[str, Any], ...], choice: ToolChoice | None, *, is_parallel: bool
+def chat_tool_use(
+    body: ToolFields, tools: Sequence[Mapping[str, Any]], given: Sequence[Tool | CustomTool]
 ) -> ToolUse | None:
-    """How the answer may call `tools`; None = not at all."""
-    mode, allowed = _read(choice)
+    """How the answer to a chat may call `tools`, those that it has `given`; see `tool_use_of`."""
+    is_parallel = body.parallel_tool_calls is not False
+    return tool_use_of(tools, _chosen(body.tool_choice), is_parallel=is_parallel, customs=_customs_of(given))
+
+
+def tool_use_of(
+    tools: Sequence[Mapping[str, Any]], choice: Chosen, *, is_parallel: bool, customs: Customs | None = None
+) -> ToolUse | None:
+    """How the answer may call `tools`, of which `customs` stand for custom tools; None = not at all."""
+    mode, allowed = choice
     names = tuple(str(tool["function"]["name"]) for tool in tools)
     if not tools:
         if mode not in ("none", "auto"):
@@ -190,33 +315,53 @@ def tool_use_of(
         return None
     if mode == "none":
         return None
+    grammars = sum(one is not None for one in (customs or {}).values())
+    if grammars > MAX_INPUT_GRAMMARS:
+        what, why = f"{grammars} custom tools have a grammar", f"at most {MAX_INPUT_GRAMMARS} may have one"
+        raise InvalidRequestError(what, why=why, todo="leave some out", param="tools")
     for param, name in allowed:
         if name not in names:
             why = f"tools has {', '.join(map(quoted, names[:8]))}"
             raise InvalidRequestError(f"{param} is {quoted(name)}", why=why, todo="name one of them", param=param)
     kept = tuple(dict.fromkeys(name for _, name in allowed)) or names
-    return ToolUse(tools=tools, mode=mode, allowed=kept, is_parallel=is_parallel and mode != "named")
+    is_parallel = is_parallel and mode != "named"
+    return ToolUse(tools=tools, mode=mode, allowed=kept, is_parallel=is_parallel, customs=customs or {})
 
 
-def _read(choice: ToolChoice | None) -> tuple[Mode, list[tuple[str, str]]]:
-    """The mode, and the functions that are named, each behind the path of its name."""
+def _chosen(choice: ToolChoice | None) -> Chosen:
     if isinstance(choice, NamedChoice):
         return "named", [("tool_choice.function.name", choice.function.name)]
+    if isinstance(choice, NamedCustomChoice):
+        return "named", [("tool_choice.custom.name", choice.custom.name)]
     if isinstance(choice, AllowedChoice):
-        named = enumerate(choice.allowed_tools.tools)
+        where = "tool_choice.allowed_tools.tools"
         return choice.allowed_tools.mode, [
-            (f"tool_choice.allowed_tools.tools[{position}].function.name", one.function.name) for position, one in named
+            (f"{where}[{position}].function.name", one.function.name)
+            if isinstance(one, NamedChoice)
+            else (f"{where}[{position}].custom.name", one.custom.name)
+            for position, one in enumerate(choice.allowed_tools.tools)
         ]
     return choice or "auto", []
 
 
-def calls_of(calls: Sequence[ToolCall], where: str) -> list[dict[str, Any]]:
+def calls_of(calls: Sequence[ToolCall | CustomToolCall], where: str) -> list[dict[str, Any]]:
     """Calls of an earlier answer, for templates; InvalidRequestError for arguments that are no JSON object."""
-    return [_call_of(call, f"{where}[{position}].function.arguments") for position, call in enumerate(calls)]
+    return [
+        call_of(call.id, call.function.name, arguments_of(call.function.arguments, f"{where}[{n}].function.arguments"))
+        if isinstance(call, ToolCall)
+        else call_of(call.id, call.custom.name, arguments_with(call.custom.input))
+        for n, call in enumerate(calls)
+    ]
 
 
-def _call_of(call: ToolCall, where: str) -> dict[str, Any]:
-    text = call.function.arguments.strip() or "{}"
+def call_of(given_id: str, name: str, arguments: str) -> dict[str, Any]:
+    """A call as chat templates read it."""
+    return {"id": given_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def arguments_of(given: str, where: str) -> str:
+    """The arguments of a call at `where` in a request; InvalidRequestError if they are no JSON object."""
+    text = given.strip() or "{}"
     try:
         is_object = isinstance(orjson.loads(text), dict)
     except ValueError as error:
@@ -224,7 +369,18 @@ def _call_of(call: ToolCall, where: str) -> dict[str, Any]:
         raise InvalidRequestError(f"{where} is no JSON", why=why, todo="send a JSON object", param=where) from error
     if not is_object:
         raise InvalidRequestError(f"{where} is no JSON object", todo="send a JSON object", param=where)
-    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": text}}
+    return text
+
+
+def object_of(arguments: str) -> dict[str, Any]:
+    """The arguments that a model wrote as an object: of a call that was cut the fields that are complete, of what is no
+    object none. Integers of more than 64 bits are fractions, as the writer of answers has no others."""
+    try:
+        read = from_json(arguments or "{}", allow_partial=True)
+        value = orjson.loads(to_json(read, inf_nan_mode="null"))
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def named_results(messages: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:

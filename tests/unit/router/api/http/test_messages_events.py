@@ -12,7 +12,8 @@ from tandem.core.errors import STATUS, InvalidRequestError, TandemError, from_co
 from tandem.core.state_enums import FinishReason
 from tandem.router.api.http.errors import error_event, error_response
 from tandem.router.api.http.messages.events import PING, BlockWriter, MessageWriter, event
-from tandem.router.api.http.messages.objects import MessageEnd, content_of, input_of, message_object
+from tandem.router.api.http.messages.objects import MessageEnd, content_of, message_object
+from tandem.router.api.http.tool_fields import object_of
 from tandem.router.serving.choices import ChoiceUpdate
 from tandem.router.serving.response_stream import TokenUsage
 
@@ -147,10 +148,17 @@ def test_why_it_stopped(end: MessageEnd, reason: str) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "value"),
-    [("", {}), ('{"a": 1, "b": "cut', {"a": 1}), ('{"a": [1, 2', {"a": [1, 2]}), ("[1]", {}), ("}", {})],
+    [
+        ("", {}),
+        ('{"a": 1, "b": "cut', {"a": 1}),
+        ('{"a": [1, 2', {"a": [1, 2]}),
+        ("[1]", {}),
+        ("}", {}),
+        (f'{{"a": {"7" * 30}, "b": NaN}}', {"a": float("7" * 30), "b": None}),
+    ],
 )
 def test_arguments_that_were_cut_keep_what_is_complete(arguments: str, value: dict[str, Any]) -> None:
-    assert input_of(arguments) == value
+    assert object_of(arguments) == value
 
 
 def test_pings_are_events() -> None:

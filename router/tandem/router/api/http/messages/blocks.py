@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from tandem.core.errors import InvalidRequestError, UnsupportedParameterError
-from tandem.router.api.http.responses.items import LIST, TEXT_OR_LIST, Dropped, Text
+from tandem.router.api.http.responses.items import LIST, TEXT_OR_LIST, DirectCaller, Dropped, Text
 from tandem.router.api.http.schemas import MAX_PARTS, Int, Name, Short
 from tandem.router.api.http.strict_models import FIRST_ERROR, Strict
 from tandem.router.error_quoting import quoted
@@ -18,12 +18,6 @@ MAX_FIELDS = 1024
 CacheControl = Annotated[dict[Short, bool | Int | Short | None], Field(max_length=8)]
 """A breakpoint of Anthropic's cache: accepted and not read, as every prefix is cached here."""
 Values = Annotated[dict[Name, Any], Field(max_length=MAX_FIELDS)]
-
-
-class DirectCaller(Strict):
-    """The model itself called a tool, and no program."""
-
-    type: Literal["direct"]
 
 
 class TextBlock(Strict):

@@ -41,7 +41,7 @@ from tandem.router.api.http.response_bodies import (
     UpdateWriter,
     no_message,
 )
-from tandem.router.api.http.responses.conversation import new_id
+from tandem.router.api.http.responses.objects import new_id
 from tandem.router.dispatch.inflight_request import GenerationRequest
 from tandem.router.serving.choices import WholeChoices
 from tandem.router.serving.output_grammar import schema_grammar

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic_core import from_json
-
 from tandem.core.state_enums import FinishReason
 from tandem.router.api.http.messages.signatures import signature_of
+from tandem.router.api.http.tool_fields import object_of
 from tandem.router.serving.response_stream import TokenUsage
 
 ChatDelta = Mapping[str, Any]
@@ -88,18 +87,9 @@ def _join(blocks: list[dict[str, Any]], kind: str, field: str, text: str) -> Non
 
 def _ended(block: dict[str, Any], *, shows_thoughts: bool) -> dict[str, Any]:
     if block["type"] == "tool_use":
-        return {**block, "input": input_of(block["input"])}
+        return {**block, "input": object_of(block["input"])}
     if block["type"] == "text":
         return block
     thought = block["thinking"]
     signature = signature_of(thought, is_shown=shows_thoughts)
     return {**block, "thinking": thought if shows_thoughts else "", "signature": signature}
-
-
-def input_of(arguments: str) -> dict[str, Any]:
-    """Arguments as an object. Of a call that was cut, the fields that are complete."""
-    try:
-        value = from_json(arguments or "{}", allow_partial=True)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -8,30 +8,27 @@ from typing import Any
 from tandem.core.errors import InvalidRequestError
 from tandem.router.api.http.messages.schemas import ToolChoiceParam, ToolParam
 from tandem.router.api.http.tool_fields import (
+    Chosen,
     Function,
-    FunctionReference,
-    NamedChoice,
-    Tool,
-    ToolChoice,
+    described,
     tool_use_of,
-    tools_of,
 )
 from tandem.router.error_quoting import quoted
-from tandem.router.output_formats.choice import ToolUse
+from tandem.router.output_formats.choice import Mode, ToolUse
 
-_CHOICES: Mapping[str, ToolChoice] = {"auto": "auto", "any": "required", "none": "none"}
+_MODES: Mapping[str, Mode] = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
 
 
 def chat_tools(tools: Sequence[ToolParam]) -> tuple[Mapping[str, Any], ...]:
     """Tools as chat templates read them; InvalidRequestError for schemas that are too large, and for equal names.
     Nothing of Anthropic's cache is in them, so a breakpoint that moves changes no prompt."""
-    return tools_of([Tool(type="function", function=_function(tool)) for tool in tools])
+    return described((_function(tool), f"tools[{position}].function") for position, tool in enumerate(tools))
 
 
 def tool_use(tools: Sequence[ToolParam], choice: ToolChoiceParam | None) -> ToolUse | None:
     """How the answer may call `tools`; None = not at all. InvalidRequestError for a choice that there is not."""
     if choice is None:
-        return tool_use_of(chat_tools(tools), None, is_parallel=True)
+        return tool_use_of(chat_tools(tools), ("auto", ()), is_parallel=True)
     if (choice.type == "tool") != (choice.name is not None):
         why = "the type tool needs it, and no other has it"
         raise InvalidRequestError("tool_choice.name is wrong", why=why, param="tool_choice.name")
@@ -41,10 +38,8 @@ def tool_use(tools: Sequence[ToolParam], choice: ToolChoiceParam | None) -> Tool
     return tool_use_of(chat_tools(tools), _chosen(choice), is_parallel=not choice.disable_parallel_tool_use)
 
 
-def _chosen(choice: ToolChoiceParam) -> ToolChoice:
-    if choice.name is None:
-        return _CHOICES[choice.type]
-    return NamedChoice(type="function", function=FunctionReference.model_construct(name=choice.name))
+def _chosen(choice: ToolChoiceParam) -> Chosen:
+    return _MODES[choice.type], () if choice.name is None else (("tool_choice.name", choice.name),)
 
 
 def _function(tool: ToolParam) -> Function:

@@ -1,31 +1,24 @@
-"""A conversation: the items that a request adds, the ones before it, and its storage for the next turn."""
+"""Stored conversations: the messages before a request, and the storage of its response for the next turn."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import re
-import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import orjson
 
 from tandem.core.errors import InvalidRequestError, NotFoundError, QuotaError, RequestTooLargeError, UnavailableError
 from tandem.core.logs import event
-from tandem.router.api.http.responses.items import Item, ItemPart, MessageItem, ReasoningItem
-from tandem.router.api.http.responses.objects import text_part
-from tandem.router.api.http.schemas import RefusalPart
+from tandem.router.api.http.responses.chat import Message
 from tandem.router.error_quoting import quoted
-from tandem.router.tokenization.chat_template import THOUGHT_NAMES
 from tandem.statestore.stores.responses import ResponseStore, StoredResponse
 
 _log = logging.getLogger(__name__)
 MAX_TURNS = 1000
 SAVE_S = 2.0
 _ID = re.compile(r"resp_[A-Za-z0-9]{1,64}")
-Message = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,85 +100,6 @@ class ConversationStore:
     async def delete(self, tenant: str, response: str) -> None:
         """Forget a stored response; NotFoundError when there is none, UnavailableError when Redis does not answer."""
         await self._store.delete(tenant, (await self.load(tenant, response)).id)
-
-
-def new_id(prefix: str) -> str:
-    """A fresh id such as `resp_6f0c…`."""
-    return f"{prefix}_{secrets.token_hex(16)}"
-
-
-def items_of(given: str | Sequence[Item]) -> list[dict[str, Any]]:
-    """The request's input as items with ids, as the API lists them."""
-    if isinstance(given, str):
-        return [_message(MessageItem(role="user", content=given))]
-    return [_reasoning(item) if isinstance(item, ReasoningItem) else _message(item) for item in given]
-
-
-def messages_of(items: Sequence[dict[str, Any]]) -> tuple[Message, ...]:
-    """Items as messages with one text as content, as they are kept for later turns. Reasoning is part of the answer
-    that follows it, of an empty one where none does; a summary of it is no message, nor is what is encrypted."""
-    messages: list[Message] = []
-    thoughts: list[str] = []
-    for item in items:
-        if item["type"] == "reasoning":
-            thoughts += [part["text"] for part in item.get("content", ()) if part["text"]]
-            continue
-        if item["role"] != "assistant":
-            messages += _unsaid(thoughts)
-            thoughts = []
-        content = "\n".join(part["refusal" if part["type"] == "refusal" else "text"] for part in item["content"])
-        messages.append({"role": item["role"], "content": content, **_thought(thoughts)})
-        thoughts = []
-    return (*messages, *_unsaid(thoughts))
-
-
-def for_template(message: Message) -> Message:
-    """A message of `messages_of` with its thought under every name that a chat template reads."""
-    thought = message.get(THOUGHT_NAMES[0])
-    return message if thought is None else message | dict.fromkeys(THOUGHT_NAMES, thought)
-
-
-def _unsaid(thoughts: Sequence[str]) -> list[Message]:
-    return [{"role": "assistant", "content": "", **_thought(thoughts)}] if thoughts else []
-
-
-def _thought(thoughts: Sequence[str]) -> dict[str, str]:
-    return {THOUGHT_NAMES[0]: "\n".join(thoughts)} if thoughts else {}
-
-
-def _message(item: MessageItem) -> dict[str, Any]:
-    parts: Sequence[str | ItemPart | RefusalPart] = (item.content,) if isinstance(item.content, str) else item.content
-    kept = _output if item.role == "assistant" else _input
-    return {
-        "id": item.id or new_id("msg"),
-        "type": "message",
-        "role": item.role,
-        "status": item.status or "completed",
-        "content": [kept(part) for part in parts],
-    }
-
-
-def _reasoning(item: ReasoningItem) -> dict[str, Any]:
-    return {**item.model_dump(exclude_none=True), "id": item.id or new_id("rs")}
-
-
-def _output(part: str | ItemPart | RefusalPart) -> dict[str, Any]:
-    if isinstance(part, RefusalPart):
-        return {"type": "refusal", "refusal": part.refusal}
-    if isinstance(part, str):
-        return text_part(part)
-    said = text_part(part.text)
-    if part.annotations:
-        said["annotations"] = part.annotations
-    if part.logprobs:
-        said["logprobs"] = [one.model_dump(exclude_none=True) for one in part.logprobs]
-    return said
-
-
-def _input(part: str | ItemPart | RefusalPart) -> dict[str, Any]:
-    if isinstance(part, ItemPart):
-        return {"type": "input_text", "text": part.text}
-    return {"type": "input_text", "text": part if isinstance(part, str) else part.refusal}
 
 
 def _not_stored(response: str, why: str, todo: str = "") -> InvalidRequestError:

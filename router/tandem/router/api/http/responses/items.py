@@ -1,12 +1,12 @@
-"""Items of the input of /v1/responses: messages, and the reasoning of earlier answers. OpenAI features that this server
-lacks are refused by name, rather than called a wrong type."""
+"""Items of the input of /v1/responses: messages, the reasoning and calls of earlier answers, and outputs of calls.
+OpenAI features that this server lacks are refused by name, rather than called a wrong type."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from tandem.core.errors import InvalidRequestError, UnsupportedParameterError
 from tandem.core.sampling import MAX_LOGPROBS
@@ -78,11 +78,6 @@ Text = Annotated[str, Tag("text")]
 LIST = Tag("list")
 
 
-def _item(value: Any) -> str:
-    is_reasoning = isinstance(value, Mapping) and value.get("type") == "reasoning"
-    return "ReasoningItem" if is_reasoning else "MessageItem"
-
-
 Part = Annotated[Annotated[ItemPart, TEXT] | Annotated[RefusalPart, REFUSAL], Discriminator(part_kind)]
 
 
@@ -110,8 +105,76 @@ class ReasoningItem(Strict):
     status: Status | None = None
 
 
+class DirectCaller(Strict):
+    """The model itself called a tool, and no program."""
+
+    type: Literal["direct"]
+
+
+class _Repeated(Strict):
+    """An item of an earlier answer, or one that belongs to it: fields that are null are as those that are left out."""
+
+    id: Short | None = None
+    call_id: Name
+    status: Status | None = None
+    caller: DirectCaller | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_null(cls, item: Any) -> Any:
+        return {key: one for key, one in item.items() if one is not None} if isinstance(item, dict) else item
+
+
+class FunctionCallItem(_Repeated):
+    """A call in an earlier answer."""
+
+    type: Literal["function_call"]
+    name: Name
+    arguments: str
+
+
+class CustomCallItem(_Repeated):
+    """A call of a custom tool in an earlier answer."""
+
+    type: Literal["custom_tool_call"]
+    name: Name
+    input: str
+
+
+class OutputPart(Strict):
+    type: Literal["input_text"]
+    text: str
+    prompt_cache_breakpoint: None = None
+
+
+class CallOutputItem(_Repeated):
+    """The output of a call, for the model to read."""
+
+    type: Literal["function_call_output", "custom_tool_call_output"]
+    output: Annotated[Text | Annotated[list[OutputPart], Field(max_length=MAX_PARTS), FIRST_ERROR, LIST], TEXT_OR_LIST]
+
+
+_KINDS: Mapping[Any, str] = {
+    "reasoning": "ReasoningItem",
+    "function_call": "FunctionCallItem",
+    "function_call_output": "CallOutputItem",
+    "custom_tool_call": "CustomCallItem",
+    "custom_tool_call_output": "CallOutputItem",
+}
+
+
+def _item(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    return _KINDS.get(kind, "MessageItem") if isinstance(kind, str) else "MessageItem"
+
+
 Item = Annotated[
-    Annotated[MessageItem, Tag("MessageItem")] | Annotated[ReasoningItem, Tag("ReasoningItem")], Discriminator(_item)
+    Annotated[MessageItem, Tag("MessageItem")]
+    | Annotated[ReasoningItem, Tag("ReasoningItem")]
+    | Annotated[FunctionCallItem, Tag("FunctionCallItem")]
+    | Annotated[CustomCallItem, Tag("CustomCallItem")]
+    | Annotated[CallOutputItem, Tag("CallOutputItem")],
+    Discriminator(_item),
 ]
 
 
@@ -129,16 +192,25 @@ def _check(item: Mapping[str, Any], where: str) -> None:
         field = "type" if kind else "id"
         todo = "send the item itself, or continue its response by previous_response_id"
         raise _unsupported(f"{where}.{field}", "a reference to an item", todo)
-    if kind == "reasoning":
+    if isinstance(kind, str) and kind in _KINDS:
+        _check_texts(item.get("output"), f"{where}.output")
         return
     if isinstance(kind, str) and kind != "message":
-        raise _unsupported(f"{where}.type", f"an item of type {quoted(kind)}", "send messages and reasoning only")
+        todo = "send messages, reasoning, calls and their outputs only"
+        raise _unsupported(f"{where}.type", f"an item of type {quoted(kind)}", todo)
     if item.get("phase") is not None:
         raise _unsupported(f"{where}.phase", "phase", "leave it out")
     content = item.get("content")
     for number, part in enumerate(content if isinstance(content, list) else ()):
         if isinstance(part, dict):
             _check_part(part, item.get("role"), f"{where}.content[{number}]")
+
+
+def _check_texts(parts: Any, where: str) -> None:
+    for number, part in enumerate(parts if isinstance(parts, list) else ()):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind != "input_text":
+            raise _unsupported(f"{where}[{number}].type", f"an output of type {quoted(kind)}", "send text only")
 
 
 def _check_part(part: Mapping[str, Any], role: Any, where: str) -> None:

@@ -10,8 +10,10 @@ from pydantic import Field
 from tandem.core.errors import UnsupportedParameterError
 from tandem.router.api.http.output_fields import FlatFormat
 from tandem.router.api.http.responses.items import LIST, TEXT_OR_LIST, Item, Text, check_items
+from tandem.router.api.http.responses.tools import ToolChoice, Tools, check_tools
 from tandem.router.api.http.schemas import Int, Name, Short, StreamOptions
 from tandem.router.api.http.strict_models import FIRST_ERROR, Strict
+from tandem.router.api.http.tool_fields import Effort
 from tandem.router.serving.request_parser import MAX_MESSAGES
 
 _NOTHING: tuple[Any, ...] = (None, [], {}, "", False)
@@ -27,17 +29,18 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "include": _NOTHING,
     "max_tool_calls": (None,),
     "moderation": _NOTHING,
-    "parallel_tool_calls": (None, True, False),
     "prompt": _NOTHING,
     "prompt_cache_options": _NOTHING,
     "prompt_cache_retention": (None, "in_memory"),
-    "reasoning": (None, {}, {"effort": "none"}),
-    "tool_choice": (None, "none", "auto"),
-    "tools": _NOTHING,
     "top_logprobs": (None, 0),
     "truncation": (None, "disabled"),
 }
 
+_KNOWN_OPTIONS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "text": {"verbosity": (None, "medium")},
+    "reasoning": {"summary": (None,)},
+}
+"""The same, of fields of an object."""
 MetadataKey = Annotated[str, Field(min_length=1, max_length=64)]
 MetadataValue = Annotated[str, Field(max_length=512)]
 Metadata = Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)]
@@ -46,6 +49,13 @@ Metadata = Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)]
 class TextOptions(Strict):
     format: FlatFormat | None = None
     verbosity: Literal["medium"] | None = None
+
+
+class ReasoningOptions(Strict):
+    """`summary`: the model's reasoning itself is in the answer."""
+
+    effort: Effort | None = None
+    summary: None = None
 
 
 class ResponseRequest(Strict):
@@ -59,6 +69,10 @@ class ResponseRequest(Strict):
     temperature: float | None = None
     top_p: float | None = None
     text: TextOptions | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningOptions | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     store: bool | None = None
@@ -71,7 +85,8 @@ class ResponseRequest(Strict):
 
 
 def without_neutral(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The body without parameters that ask for nothing; UnsupportedParameterError for the others and for such items."""
+    """The body without parameters that ask for nothing; UnsupportedParameterError for the others, and for such items
+    and tools."""
     kept = {}
     for name, given in body.items():
         # Objects of the answer come back with all their fields, those without a value as null.
@@ -80,10 +95,17 @@ def without_neutral(body: Mapping[str, Any]) -> dict[str, Any]:
             kept[name] = given
         elif not any(type(value) is type(one) and value == one for one in NEUTRAL[name]):
             raise UnsupportedParameterError(f"{name} is not supported yet", todo="leave it out", param=name)
-    text = body.get("text")
-    if isinstance(text, dict) and text.get("verbosity") not in (None, "medium"):
-        raise UnsupportedParameterError(
-            "text.verbosity is not supported yet", todo="leave it out", param="text.verbosity"
-        )
+    for name, options in _KNOWN_OPTIONS.items():
+        given = body.get(name)
+        if isinstance(given, dict):
+            _check_options(name, given, options)
+    check_tools(body.get("tools"), body.get("tool_choice"))
     check_items(body.get("input"))
     return kept
+
+
+def _check_options(name: str, given: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> None:
+    for option, values in neutral.items():
+        if given.get(option) not in values:
+            param = f"{name}.{option}"
+            raise UnsupportedParameterError(f"{param} is not supported yet", todo="leave it out", param=param)
