@@ -83,8 +83,11 @@ Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS), FIRST_ERROR]
 
 
 class CalledFunction(Strict):
+    """`parsed_arguments`: what helpers of the `openai` package made of the arguments; nothing is done with it."""
+
     name: Annotated[str, Field(min_length=1, max_length=512)]
     arguments: str
+    parsed_arguments: Any = None
 
 
 class ToolCall(Strict):
