@@ -16,7 +16,7 @@ from tests.e2e.clients.scenes import JSON_AT_ONCE, SAID, TWO_TOWNS, WEATHER
 
 scripted = ChatOpenAI(model="scripted", base_url=f"{SCRIPTED}/v1", api_key=KEY, max_retries=0, stream_usage=True)
 real = ChatOpenAI(model="tools", base_url=f"{CLUSTER}/v1", api_key=KEY, max_retries=0)
-claude = ChatAnthropic(model="scripted", base_url=SCRIPTED, api_key=KEY, max_retries=0, max_tokens=400)
+claude = ChatAnthropic(model="scripted", base_url=SCRIPTED, api_key=KEY, max_retries=0, max_tokens=2000)
 
 
 def structured_output_by_json_schema() -> None:
@@ -92,6 +92,8 @@ def _stream(model: BaseChatModel) -> None:
     assert (call["name"], call["args"]) == ("get_weather", {"city": "Zürich", "days": 2})
     assert whole.text.strip() == "Let me see."
     assert whole.usage_metadata["output_tokens"] > 0, whole
+    result = ToolMessage("21°, sunny", tool_call_id=call["id"])
+    assert bound.invoke([HumanMessage(WEATHER.question), whole, result]).text == SAID
 
 
 if __name__ == "__main__":

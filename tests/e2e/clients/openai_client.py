@@ -37,7 +37,9 @@ def parse_of_strict_tools() -> None:
         model="tools", messages=[{"role": "user", "content": "Forecast."}], tool_choice="required",
         tools=[openai.pydantic_function_tool(Forecast, name="tell")], parallel_tool_calls=False,
     )  # fmt: skip
-    (call,) = done.choices[0].message.tool_calls or ()
+    calls = done.choices[0].message.tool_calls
+    assert calls, done
+    (call,) = calls
     assert isinstance(call.function.parsed_arguments, Forecast), done
 
 

@@ -20,7 +20,8 @@ class Scene:
     turns: tuple[str, ...]
 
 
-LOOK = "Let me see.\n" + written_call("get_weather", city="Zürich", days=2)
+THOUGHT = "<think>\nI have to look.\n</think>\n\n"
+LOOK = THOUGHT + "Let me see.\n" + written_call("get_weather", city="Zürich", days=2)
 SAID = "In Zürich it is 21° and sunny."
 REPORT: dict[str, Any] = {"city": "Zürich", "degrees": 21}
 
