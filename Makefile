@@ -25,12 +25,14 @@ SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 SLOWEST := --durations=10 --durations-min=1
 UNIT = $(PY) -m pytest -q -m "unit and not slow" $(SIDE_BY_SIDE) $(SLOWEST) --ignore=$(INTERPRETER_TESTS) tests/unit
 CHECKOV := checkov==3.3.30
+CLIENTS := build/clients
+CLIENT_PACKAGES := tests/e2e/clients/requirements.txt
 ARGS ?=
 BASE ?=
 NAME ?=
 OUT ?=
 
-.PHONY: help venv serve unit test-changed test-times test check checkov format graph proto bench proof train clean
+.PHONY: help venv serve unit test-changed test-times test check checkov clients format graph proto bench proof train clean
 
 help: ## show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -94,6 +96,11 @@ checkov: $(STAMP) ## hold the Helm chart against checkov, in an environment of i
 	@test -x build/checkov/bin/checkov || { $(PY) -m venv build/checkov \
 	  && build/checkov/bin/python -m pip install --quiet --no-input --disable-pip-version-check '$(CHECKOV)'; }
 	@$(PY) -m tests.integration.deploy.checkov_program build/checkov/bin/checkov
+
+clients: ## install the clients of tests/e2e/test_clients.py into an environment of their own in build/
+	@cmp -s $(CLIENT_PACKAGES) $(CLIENTS)/requirements.txt || { echo "==> clients: installing into $(CLIENTS)" \
+	  && $(PYTHON) -m venv --clear $(CLIENTS) && $(CLIENTS)/bin/python -m pip install --quiet --no-input --no-compile --no-deps \
+	    --disable-pip-version-check --requirement $(CLIENT_PACKAGES) && cp $(CLIENT_PACKAGES) $(CLIENTS)/requirements.txt; }
 
 format: $(STAMP) ## put all code into its one form
 	@$(PY) -m ruff check --fix --quiet . || true

@@ -88,6 +88,15 @@ GENERATION_CASES: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+def test_a_thread_is_refused_so_that_the_sdk_goes_on_without(shared: RouterHarness) -> None:
+    answer = httpx.post(shared.url + PATHS[0], json=body(thread={"type": "create"}))
+    assert answer.status_code == 400
+    details = answer.json()["error"]["details"]
+    assert details == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    other = httpx.post(shared.url + PATHS[0], json=body(container="c"))
+    assert "details" not in other.json()["error"]
+
+
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(("wrong", "named"), CASES)
 def test_what_is_wrong_is_named(shared: RouterHarness, path: str, wrong: dict[str, Any], named: str) -> None:

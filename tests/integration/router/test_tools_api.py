@@ -139,6 +139,35 @@ def test_results_go_back_into_the_prompt(client: openai.OpenAI, house: RouterHar
     assert "now: 21°" in prompt
 
 
+def test_what_the_openai_package_parsed_comes_back(client: openai.OpenAI, house: RouterHarness, said: Said) -> None:
+    function = {"name": "get_weather", "parameters": {**WEATHER, "additionalProperties": False}, "strict": True}
+    tools: Any = [{"type": "function", "function": function}, TOOLS[1]]
+    said.texts = [CALLS]
+    first = client.chat.completions.create(model="tools", messages=USER, tools=tools, max_tokens=300).choices[0].message
+    before = prompt_of(house, said)
+    message: Any = first.model_dump()
+    message["parsed"] = None
+    for call in message["tool_calls"]:
+        call["function"]["parsed_arguments"] = json.loads(call["function"]["arguments"])
+    said.texts = ["It is fine."]
+    client.chat.completions.create(model="tools", messages=[*USER, message], tools=tools, max_tokens=300)
+    assert prompt_of(house, said).startswith(before + CALLS)
+
+
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_a_schema_holds_beside_tools_that_may_be_called(house: RouterHarness, said: Said, is_strict: bool) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": ["fine"]}}}
+    function = {"name": "get_weather", "parameters": WEATHER, "strict": is_strict}
+    tools = [{"type": "function", "function": function}]
+    choice = ask(house, tools=tools, response_format=wanted).json()["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    grammar = json.loads(house.workers["prefill-0"].submitted[-1].sampling.grammar)["grammars"]
+    assert "get_weather" in grammar[0]["lark_grammar"]
+    assert grammar[1]["json_schema"]["enum"] == ["fine"]
+    forced = ask(house, tools=tools, response_format=wanted, tool_choice="required")
+    assert "cannot be combined" in error_of(forced)["message"]
+
+
 def test_a_call_without_text_has_no_content(house: RouterHarness, said: Said) -> None:
     said.texts = ['<tool_call>{"name": "now"}</tool_call>']
     choice = ask(house, tools=TOOLS).json()["choices"][0]

@@ -57,15 +57,31 @@ def _check_inputs(form: ToolFormat, use: ToolUse, *, has_grammar: bool) -> None:
             raise UnsupportedParameterError(what, why=why, todo=todo, param=param)
 
 
+def calls_or_answer(
+    grammar: str, formats: ModelFormats, use: ToolUse, tags: Mapping[str, int], thinking: Thinking = "possible"
+) -> str:
+    """`behind_reasoning` of answers that may call tools instead: then they are calls alone, by their schemas. Where
+    calls may begin as the answer does, without a tag, there are none."""
+    form = formats.tools
+    if form is None or form.openings:
+        return behind_reasoning(grammar, formats, tags, thinking)
+    start = _CallGrammar(form, formats.reasoning, use, tags).calls_or(thinking, "@answer")
+    return _with_answer(start, grammar)
+
+
 def behind_reasoning(
     grammar: str, formats: ModelFormats, tags: Mapping[str, int], thinking: Thinking = "possible"
 ) -> str:
     """`grammar`, Lark or a JSON document of llguidance, of what stands behind the reasoning of an answer."""
     if formats.reasoning is None or (thinking == "over" and formats.tools is not HARMONY):
         return grammar
+    return _with_answer(_Rules(formats.tools, formats.reasoning, tags).behind(thinking, "@answer"), grammar)
+
+
+def _with_answer(start: str, grammar: str) -> str:
+    """The rules `start`, whose "@answer" is `grammar`."""
     document = json.loads(grammar) if grammar.startswith("{") else {"grammars": [{"lark_grammar": grammar}]}
     first, *others = document["grammars"]
-    start = _Rules(formats.tools, formats.reasoning, tags).behind(thinking, "@answer")
     return json.dumps({"grammars": [{"lark_grammar": start}, {**first, "name": "answer"}, *others]}, ensure_ascii=False)
 
 
@@ -80,8 +96,11 @@ class _Rules:
 
     def behind(self, thinking: Thinking, rest: str) -> str:
         """Reasoning, then `rest`, in the message that harmony has for what users read."""
-        final = self._terms(f"{CHANNEL}final{MESSAGE}") if self._is_harmony else ""
-        return self._text(f"{self._reasoning_before(thinking)} {final} {rest}")
+        return self._text(f"{self._reasoning_before(thinking)} {self._final} {rest}")
+
+    @property
+    def _final(self) -> str:
+        return self._terms(f"{CHANNEL}final{MESSAGE}") if self._is_harmony else ""
 
     def _text(self, start: str) -> str:
         return "\n".join([f"start: {start.strip()}", *self._rules, ""])
@@ -128,13 +147,18 @@ class _CallGrammar(_Rules):
 
     def forced(self, thinking: Thinking) -> str:
         """At least one call, one of a named function, and nothing but calls behind reasoning."""
+        return self._text(f"{self._reasoning_before(thinking)} {self._calls()}")
+
+    def calls_or(self, thinking: Thinking, rest: str) -> str:
+        """Calls as in `forced`, or `rest` in place of them."""
+        return self._text(f"{self._reasoning_before(thinking)} ({self._calls()} | {self._final} {rest})")
+
+    def _calls(self) -> str:
         shape = self._form.shape
         self._add_calls(shape.call)
         has_many = self._use.is_parallel and shape.is_parallel and self._use.mode != "named"
         more = f"({self._terms(shape.between)} call)*" if has_many else ""
-        return self._text(
-            f"{self._reasoning_before(thinking)} {self._terms(shape.before)} call {more} {self._terms(shape.after)}"
-        )
+        return f"{self._terms(shape.before)} call {more} {self._terms(shape.after)}"
 
     def free(self, thinking: Thinking) -> str | None:
         """Text, and calls from each trigger on; None if no tag tells them from text."""

@@ -12,7 +12,7 @@ from tandem.core.output_grammar import OutputGrammar
 from tandem.core.thought_budget import ThoughtBudget
 from tandem.router.dispatch.inflight_request import GenerationRequest
 from tandem.router.output_formats.choice import ThoughtLimit
-from tandem.router.output_formats.grammar import Thinking, behind_reasoning, call_grammar
+from tandem.router.output_formats.grammar import Thinking, behind_reasoning, call_grammar, calls_or_answer
 from tandem.router.output_formats.parser import ParserSpec
 from tandem.router.output_formats.registry import ModelFormats
 from tandem.router.tokenization.chat_template import Rendering
@@ -55,8 +55,12 @@ def with_call_grammar(ask: GenerationRequest, tokenizer: Tokenizer, formats: Mod
         what, why = "this model cannot call tools", "its chat template has no known format of calls"
         raise UnsupportedParameterError(what, why=why, todo="leave tools out, or name a tool_format", param="tools")
     tags = _tags_of(formats, tokenizer)
-    grammar = call_grammar(formats, ask.tools, tags, _thinking(ask.rendering, tokenizer, formats))
-    return _behind_reasoning(ask, tokenizer, formats) if grammar is None else _constrained(ask, grammar)
+    thinking = _thinking(ask.rendering, tokenizer, formats)
+    if ask.output_grammar is not None and not ask.tools.is_forced:
+        text = calls_or_answer(ask.output_grammar.text, formats, ask.tools, tags, thinking)
+        return replace(ask, output_grammar=replace(ask.output_grammar, text=text))
+    grammar = call_grammar(formats, ask.tools, tags, thinking)
+    return ask if grammar is None else _constrained(ask, grammar)
 
 
 def _constrained(ask: GenerationRequest, grammar: str) -> GenerationRequest:

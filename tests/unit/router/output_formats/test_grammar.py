@@ -13,7 +13,7 @@ import pytest
 
 from tandem.core.output_format_names import ReasoningFormatName, ToolFormatName
 from tandem.router.output_formats.choice import Mode, ToolUse
-from tandem.router.output_formats.grammar import Thinking, behind_reasoning, call_grammar
+from tandem.router.output_formats.grammar import Thinking, behind_reasoning, call_grammar, calls_or_answer
 from tandem.router.output_formats.parser import ParserSpec
 from tandem.router.output_formats.registry import REASONING, TOOLS, ModelFormats
 from tests.unit.router.output_formats.answers import Parsed, parse
@@ -177,6 +177,35 @@ def test_strict_calls_follow_their_schema_in_free_text(form: str, tags_are_token
         assert model.accepts(grammar, text), text
     assert not model.accepts(grammar, wrong)
     assert not model.accepts(grammar, f"Let me see.\n{wrong}")
+
+
+@EACH
+@TOKENS
+def test_an_answer_by_a_schema_or_calls_in_place_of_it(form: str, tags_are_tokens: bool) -> None:
+    model, formats = model_of(form, tags_are_tokens), ModelFormats(tools=TOOLS[ToolFormatName(form)])
+    asked = {"type": "object", "properties": {"degrees": {"enum": [21]}}, "required": ["degrees"]}
+    schema = json.dumps({"grammars": [{"json_schema": asked}]})
+    final = "<|channel|>final<|message|>" if form == "harmony" else ""
+    for is_strict in (False, True):
+        tools = use("auto", strict=is_strict)
+        grammar = calls_or_answer(schema, formats, tools, model.tags, "over")
+        assert model.accepts(grammar, f'{final}{{"degrees": 21}}')
+        is_told_apart = form not in ("llama3_json", "pythonic")
+        for call in (CALL, ("now", {})):
+            assert model.accepts(grammar, text_of(form, call)) == is_told_apart, call
+        wrong = text_of(form, ("get_weather", {"city": "Rome", "days": 21}))
+        for text in ("", "Hello.", f'{final}{{"degrees": 22}}', f'{text_of(form, CALL)}{{"degrees": 21}}', wrong):
+            assert not model.accepts(grammar, text), text
+
+
+@TOKENS
+def test_reasoning_comes_before_either(tags_are_tokens: bool) -> None:
+    model = model_of("hermes", tags_are_tokens)
+    formats = ModelFormats(tools=TOOLS[ToolFormatName.HERMES], reasoning=REASONING[ReasoningFormatName.THINK])
+    grammar = calls_or_answer('start: "yes"', formats, use("auto"), model.tags, "begun")
+    for rest in ("yes", text_of("hermes", CALL)):
+        assert model.accepts(grammar, f"Well.</think>\n\n{rest}")
+        assert not model.accepts(grammar, rest)
 
 
 ANSWERS = {

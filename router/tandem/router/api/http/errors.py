@@ -13,7 +13,7 @@ import orjson
 from pydantic import ValidationError
 from starlette.responses import Response
 
-from tandem.core.errors import STATUS, InvalidRequestError, TandemError
+from tandem.core.errors import STATUS, InvalidRequestError, TandemError, UnsupportedParameterError
 from tandem.core.ids import new_request_id
 from tandem.router.error_quoting import quoted, shortened
 
@@ -32,6 +32,8 @@ _ANTHROPIC_TYPES = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 409: "conflict_error",
     413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error",
 }  # fmt: skip
+_NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+"""Details of an error by which Anthropic's SDK knows that it has to send whole conversations."""
 _RETRIED = (408, 409, 429)
 """Statuses that the OpenAI SDK retries by itself, beside 500 and above."""
 
@@ -55,9 +57,12 @@ def is_anthropic(path: str) -> bool:
 
 
 def anthropic_error_object(error: TandemError, status: int, request: str) -> dict[str, Any]:
-    """`{"type": "error", "error": {type, message}, "request_id"}`."""
+    """`{"type": "error", "error": {type, message}, "request_id"}`, with `details` that the SDK acts upon."""
     kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if 400 <= status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": request}
+    body: dict[str, Any] = {"type": kind, "message": error.message}
+    if isinstance(error, UnsupportedParameterError) and error.param == "thread":
+        body["details"] = _NO_THREADS
+    return {"type": "error", "error": body, "request_id": request}
 
 
 def error_response(

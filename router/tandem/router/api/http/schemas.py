@@ -13,13 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    Discriminator,
-    Field,
-    Tag,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-)
+from pydantic import Discriminator, Field, Tag, ValidatorFunctionWrapHandler, WrapValidator
 
 from tandem.core.errors import InvalidRequestError, UnsupportedParameterError
 from tandem.core.sampling import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKEN_IDS
@@ -192,7 +186,8 @@ Part = Annotated[Annotated[TextPart, TEXT] | Annotated[RefusalPart, REFUSAL], Di
 
 class Message(Strict):
     """Answers come back as servers gave them: with the model's reasoning, calls, or the reason of a refusal; then
-    content may be null (`messages_of` asks for it otherwise)."""
+    content may be null (`messages_of` asks for it otherwise). `parsed`: what helpers of the `openai` package made of
+    the content; nothing is done with it."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[Part], Field(min_length=1, max_length=MAX_PARTS), FIRST_ERROR] | None = None
@@ -200,6 +195,7 @@ class Message(Strict):
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: str | None = None
+    parsed: Any = None
     tool_calls: ToolCalls | None = None
     function_call: None = None
     audio: None = None

@@ -34,7 +34,6 @@ SchemaKey = Annotated[str, Field(max_length=512)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Limit = Annotated[int, Field(ge=0, lt=2**31)]
 REASONING = {"reasoning_effort", "include_reasoning", "thinking_token_budget", "reasoning"}
-_KNOWN_CHOICES = ("none", "auto", "required")
 _DESCRIBED = {"name", "description", "parameters", "strict"}
 Chosen = tuple[Mode, Sequence[tuple[str, str]]]
 """How tools may be called, and the functions that a request names for it, each behind the path of its name."""
@@ -146,8 +145,11 @@ Tools = Annotated[
 
 
 class CalledFunction(Strict):
+    """`parsed_arguments`: what helpers of the `openai` package made of the arguments; nothing is done with it."""
+
     name: Annotated[str, Field(min_length=1, max_length=512)]
     arguments: str
+    parsed_arguments: Any = None
 
 
 class ToolCall(Strict):

@@ -254,7 +254,7 @@ def test_results_are_refused_in_answers() -> None:
         {"system": None, "stop_sequences": [], "metadata": {"user_id": "u"}, "service_tier": "standard_only"},
         {"thinking": {"type": "disabled"}, "tools": [], "tool_choice": {"type": "none"}, "output_config": {}},
         {"cache_control": {"type": "ephemeral"}, "mcp_servers": [], "speed": "standard", "container": None},
-        {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}},
+        {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}, "thread": False},
     ],
 )
 def test_what_asks_for_nothing_is_taken(neutral: dict[str, Any]) -> None:

@@ -11,8 +11,11 @@ from tandem.router.api.http.response_models import Documented
 
 
 class AnthropicErrorBody(Documented):
+    """`details`: what the SDK acts upon, of a refused `thread`."""
+
     type: str
     message: str
+    details: dict[str, Any] | None = None
 
 
 class AnthropicError(Documented):

@@ -29,6 +29,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "inference_geo": _NOTHING,
     "mcp_servers": _NOTHING,
     "speed": (None, "standard"),
+    "thread": (None, False),
     "user_profile_id": (None,),
     "workspace_id": (None,),
 }
