@@ -1,4 +1,4 @@
-"""What output grammars cost, and what drafts save: compiling a sample of schemas, masks beside a step, and steps saved.
+"""Costs of output grammars, and savings by drafts: compiling a sample of schemas, masks beside a step, and steps saved.
 
 Parts: `compile`, `masks` (SHAPE_135M, 32 rows) and `drafts` (a billion random weights). In `drafts` the engine computes
 and samples each step, and is then told the token of a valid instance of the schema: so the billion writes what a

@@ -21,7 +21,7 @@ app = command_app()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatFlags(EndpointFlags):
-    """How answers are made and shown."""
+    """Settings of answers, and of their display."""
 
     system: Annotated[str, typer.Option(help="System prompt.")] = ""
     temperature: Annotated[float | None, typer.Option(help="0 is greedy. Without it, the server's default.")] = None
