@@ -15,11 +15,11 @@ WHITESPACE = r"[\x20\x0A\x0D\x09]{1,8}"
 """Between the tokens of JSON. It has a bound, because models loop in blanks."""
 
 GRAMMAR_LIMITS: Mapping[str, Any] = {
-    "initial_lexer_fuel": 1_000_000,
+    "initial_lexer_fuel": 200_000,
     "step_lexer_fuel": 200_000,
     "step_max_items": 50_000,
     "max_lexer_states": 250_000,
-    "max_grammar_size": 500_000,
+    "max_grammar_size": 20_000,
 }
 """Limits of llguidance on the cost of compiling a grammar and of each mask. They count work instead of time, so a
 grammar within them at a router is within them at every worker."""
@@ -27,7 +27,9 @@ grammar within them at a router is within them at every worker."""
 
 @dataclass(frozen=True, slots=True)
 class OutputGrammar:
-    """A grammar of llguidance and the field of the request that asked for it, which errors name."""
+    """A grammar of llguidance and the field of the request that asked for it, which errors name. `is_written`: the
+    client wrote the rules itself."""
 
     text: str
     param: str
+    is_written: bool = False
