@@ -37,7 +37,8 @@ from tandem.engine.request import EngineRequest, TokenOutput
 from tandem.engine.runner import ModelRunner
 from tandem.engine.runner_protocol import LayersStored, SampleRow, StepBatch
 from tandem.engine.step_budget import SchedulerConfig
-from tandem.router.serving.output_grammar import check_grammar, schema_grammar
+from tandem.router.serving.grammar_check import check_grammar
+from tandem.router.serving.output_grammar import schema_grammar
 
 VOCAB, END = 49_152, 2
 """Of the tokenizer of SmolLM2, which all models here are given."""
@@ -87,10 +88,9 @@ class Sample:
         self.schemas: list[tuple[OutputGrammar, Any]] = []
         for line in file.read_text().splitlines():
             document = json.loads(line)
-            grammar = schema_grammar(document["schema"], "schema")
             valid = [test["data"] for test in document["tests"] if test["valid"]]
             try:
-                asyncio.run(check_grammar(grammar))
+                grammar = asyncio.run(check_grammar(schema_grammar(document["schema"], "schema")))
             except InvalidGrammarError:
                 continue
             self.schemas.append((grammar, valid[0] if valid else None))

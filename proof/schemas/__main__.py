@@ -17,10 +17,10 @@ from typing import Any
 
 import jsonschema_rs
 import torch
-from llguidance import LLMatcher, LLTokenizer
 
 from bench.report import ROOT
 from proof.record import Record, arguments_of, say_how_to_repeat
+from proof.schemas.spellings import Spelling
 from tandem.core.block_hash import BlockHash
 from tandem.core.clock import MonotonicClock
 from tandem.core.errors import InvalidGrammarError
@@ -32,7 +32,8 @@ from tandem.engine.output_grammars import OutputGrammars, load_tokenizer
 from tandem.engine.request import EngineRequest
 from tandem.engine.runner import ModelRunner
 from tandem.engine.step_budget import SchedulerConfig
-from tandem.router.serving.output_grammar import check_grammar, schema_grammar
+from tandem.router.serving.grammar_check import check_grammar
+from tandem.router.serving.output_grammar import schema_grammar
 
 MODEL = ROOT / "models" / "tandem-tiny"
 PROMPT = "Describe it as JSON:"
@@ -95,12 +96,13 @@ class Trial:
         """Outcome of one document; `broken` says what went wrong."""
         grammar = schema_grammar(document["schema"], "schema")
         try:
-            asyncio.run(check_grammar(grammar))
+            grammar = asyncio.run(check_grammar(grammar))
         except InvalidGrammarError as error:
             return {"refused": str(error.param), "why": error.why}
         tests = document["tests"]
+        spelling = Spelling(grammar.text, document["schema"])
         broken = [f"an instance is taken for {not test['valid']}: {json.dumps(test['data'])[:200]}"
-                  for test in tests if _takes(self._tokenizer, grammar, test["data"]) is not test["valid"]]  # fmt: skip
+                  for test in tests if spelling.takes(test["data"]) is not test["valid"]]  # fmt: skip
         ended, wrong = self._generate(document["schema"], grammar)
         found = {"valid": sum(test["valid"] for test in tests), "invalid": sum(not test["valid"] for test in tests),
                  "ended": ended, "cut": self._answers - ended}  # fmt: skip
@@ -125,12 +127,6 @@ class Trial:
                     ended.append(output.choice)
         texts = [self._tokenizer.decode_str(tokens[choice][:-1]) for choice in ended]
         return len(ended), [f"an answer is not valid: {text[:200]}" for text in texts if not _is_valid(schema, text)]
-
-
-def _takes(tokenizer: LLTokenizer, grammar: OutputGrammar, data: Any) -> bool:
-    matcher = LLMatcher(tokenizer, grammar.text, log_level=0)
-    tokens = tokenizer.tokenize_str(json.dumps(data, ensure_ascii=False))
-    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
 def _is_valid(schema: Any, text: str) -> bool:

@@ -20,7 +20,8 @@ import jsonschema_rs
 
 from proof.record import Record, arguments_of, say_how_to_repeat
 from tandem.core.errors import InvalidGrammarError
-from tandem.router.serving.output_grammar import check_grammar, schema_grammar
+from tandem.router.serving.grammar_check import check_grammar
+from tandem.router.serving.output_grammar import schema_grammar
 from tests.chaos.strikes import Cell, strike
 from tests.chaos.survivors import Client
 from tests.integration.router.transcript import Transcript

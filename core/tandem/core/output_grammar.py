@@ -21,11 +21,11 @@ SPACING: Mapping[str, Any] = {"whitespace_flexible": True, "whitespace_pattern":
 _USUAL_SPACING: Mapping[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 GRAMMAR_LIMITS: Mapping[str, Any] = {
-    "initial_lexer_fuel": 1_000_000,
+    "initial_lexer_fuel": 200_000,
     "step_lexer_fuel": 200_000,
     "step_max_items": 50_000,
     "max_lexer_states": 250_000,
-    "max_grammar_size": 500_000,
+    "max_grammar_size": 20_000,
 }
 """Limits of llguidance on the cost of compiling a grammar and of each mask. They count work instead of time, so a
 grammar within them at a router is within them at every worker."""
@@ -33,11 +33,13 @@ grammar within them at a router is within them at every worker."""
 
 @dataclass(frozen=True, slots=True)
 class OutputGrammar:
-    """A grammar of llguidance, and the field of the request that asked for it, which errors name."""
+    """A grammar of llguidance, and the field of the request that asked for it, which errors name. `is_written`: the
+    client wrote the rules itself."""
 
     text: str
     param: str
     kind: ConstraintKind = "grammar"
+    is_written: bool = False
 
 
 def usually_spaced(text: str) -> str:

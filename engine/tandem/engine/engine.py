@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from tandem.core.block_hash import BlockHash
 from tandem.core.clock import Clock
-from tandem.core.errors import InternalError, TandemError, WorkerLostError
+from tandem.core.errors import InternalError, InvalidGrammarError, TandemError, WorkerLostError
 from tandem.core.handoff import ChoiceState
 from tandem.core.ids import BlockId, GroupId
 from tandem.core.ledger import Holder, HoldKind
@@ -410,7 +410,8 @@ class Engine:
                 outputs.append(_output(state.request.key, sequence, result))
                 if sequence.sampling.grammar_error:
                     what = "the output grammar cannot be followed any further"
-                    self._fail([item], InternalError(what, why=sequence.sampling.grammar_error), failed)
+                    why, todo = sequence.sampling.grammar_error, "use a simpler grammar"
+                    self._fail([item], InvalidGrammarError(what, why=why, todo=todo, param="grammar"), failed)
                     break
             else:
                 if sampling_choices:

@@ -56,7 +56,7 @@ def test_a_broken_promise_is_seen(trial: Trial) -> None:
 
 
 def test_refused_schemas_are_counted_by_place(trial: Trial) -> None:
-    refused = trial.of({"schema": {"properties": {"a": {"not": {}}}}, "tests": []})
+    refused = trial.of({"schema": {"properties": {"a": {"not": {"pattern": "a"}}}}, "tests": []})
     assert refused["refused"] == "schema.properties.a.not"
     accepted = {"valid": 2, "invalid": 1, "ended": 2, "cut": 0}
     assert summary({"a": refused, "b": accepted}) == {

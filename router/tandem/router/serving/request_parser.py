@@ -17,7 +17,7 @@ from tandem.router.dispatch.inflight_request import Echo, GenerationRequest
 from tandem.router.error_quoting import quoted
 from tandem.router.output_formats.registry import ModelFormats, formats_of
 from tandem.router.serving.answer_formats import parsing_of, thought_budget_of, with_call_grammar, with_effort
-from tandem.router.serving.output_grammar import check_grammar
+from tandem.router.serving.grammar_check import check_grammar
 from tandem.router.tenancy.authenticator import request_salt
 from tandem.router.tokenization.chat_template import Rendering, check_variables
 from tandem.router.tokenization.detokenizer import Decode, IncrementalDetokenizer
@@ -166,11 +166,10 @@ class RequestParser:
             more["bad_words"] = await word_tokens(ask.bad_words, model.tokenizer)
         for given in ask.tools.customs.values() if ask.tools is not None else ():
             if given is not None:
-                await check_grammar(OutputGrammar(given.lark, f"{given.param}.definition"))
+                await check_grammar(OutputGrammar(given.lark, f"{given.param}.definition", is_written=True))
                 await asyncio.sleep(0)  # other streams go on meanwhile
         if ask.output_grammar is not None:
-            await check_grammar(ask.output_grammar)
-            more["grammar"] = ask.output_grammar.text
+            more["grammar"] = (await check_grammar(ask.output_grammar)).text
         is_echo_alone = ask.echoes and ask.options.get("max_tokens") == 0
         if is_echo_alone:  # no worker answers without a token
             more["max_tokens"] = 1

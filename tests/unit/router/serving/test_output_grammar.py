@@ -9,12 +9,12 @@ from llguidance import LLMatcher, LLTokenizer
 
 from tandem.core.errors import InvalidGrammarError
 from tandem.core.output_grammar import MAX_GRAMMAR_CHARS, OutputGrammar
+from tandem.router.json_schemas.keywords import MAX_NESTING
+from tandem.router.serving.grammar_check import check_grammar
 from tandem.router.serving.output_grammar import (
     MAX_CHOICES,
     MAX_GBNF_CHARS,
     MAX_GBNF_RULES,
-    MAX_NESTING,
-    check_grammar,
     choice_grammar,
     regex_grammar,
     schema_grammar,
@@ -34,8 +34,8 @@ PERSON = {
 
 def accepts(grammar: OutputGrammar, text: str) -> bool:
     """True if `text` is a whole answer."""
-    asyncio.run(check_grammar(grammar))
-    matcher = LLMatcher(TOKENIZER, grammar.text, log_level=0)
+    checked = asyncio.run(check_grammar(grammar))
+    matcher = LLMatcher(TOKENIZER, checked.text, log_level=0)
     return matcher.consume_tokens(TOKENIZER.tokenize_str(text)) and matcher.is_accepting()
 
 
@@ -83,8 +83,8 @@ def test_whitespace_is_bounded_whatever_the_schema_asks_for() -> None:
     ("schema", "place"),
     [
         ({"type": "array", "uniqueItems": True}, "p.uniqueItems"),
-        ({"properties": {"a": {"items": {"not": {}}}}}, "p.properties.a.items.not"),
-        ({"anyOf": [{"type": "string"}, {"if": {}, "then": {}}]}, "p.anyOf[1].if"),
+        ({"properties": {"a": {"items": {"not": {"pattern": "a"}}}}}, "p.properties.a.items.not"),
+        ({"anyOf": [{"not": {"minLength": 1}}, {"if": {"pattern": "a"}, "then": {"maxLength": 1}}]}, "p.anyOf[1].if"),
         ({"properties": {"if": {"type": "integer"}, "b": {"contains": {}}}}, "p.properties.b.contains"),
         ({"$defs": {"a": {"$ref": "https://example.com/a.json"}}, "$ref": "#/$defs/a"}, "p.$defs.a.$ref"),
         ({"properties": {"a": {"$ref": "#/$defs/missing"}}}, "p.properties.a.$ref"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
+import orjson
 from pydantic import Field, ValidationError
 
 from tandem.core.errors import InvalidGrammarError, InvalidRequestError
@@ -159,9 +160,9 @@ def _constraints(body: OutputFields) -> Iterator[tuple[str, str, Any]]:
 def _tagged(wanted: StructuralTag | str, param: str) -> OutputGrammar:
     if isinstance(wanted, str):
         try:
-            wanted = StructuralTag.model_validate_json(wanted)
-        except ValidationError as error:
-            why = error.errors(include_url=False)[0]["msg"]
+            wanted = StructuralTag.model_validate(orjson.loads(wanted))
+        except (ValidationError, orjson.JSONDecodeError) as error:
+            why = error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else str(error)
             raise InvalidGrammarError(f"{param} is no structural tag", why=why, param=param) from None
     return tag_grammar([(tag.begin, tag.described, tag.end) for tag in wanted.structures], wanted.triggers, param)
 
