@@ -79,7 +79,7 @@ class RoutingPlan(TypedDict):
 
 
 class Constraint(TypedDict):
-    """What an answer follows, and the field of the request that asked for it."""
+    """Constraint of an answer, and the field of the request that asked for it."""
 
     kind: ConstraintKind
     param: str

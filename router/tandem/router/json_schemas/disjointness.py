@@ -43,7 +43,7 @@ class Disjointness:
         )  # fmt: skip
 
     def _parts(self, schema: Any, seen: set[str]) -> Iterator[dict[str, Any]]:
-        """What has to hold together: a schema, those of its allOf, and what it refers to."""
+        """Schemas that have to hold together: one, those of its allOf, and those that it refers to."""
         self._steps -= 1
         if not isinstance(schema, dict) or self._steps < 0:
             return

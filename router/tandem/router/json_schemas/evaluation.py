@@ -13,11 +13,11 @@ MAX_STEPS = 8_000
 MAX_MATCHES = 200
 """Matches with a pattern."""
 MAX_DEPTH = 48
-Answer = bool | None
+Fit = bool | None
 """None = it is not known."""
 
 
-def every(answers: Iterable[Answer]) -> Answer:
+def every(answers: Iterable[Fit]) -> Fit:
     """True if all are, False if one is not."""
     is_known = True
     for answer in answers:
@@ -27,12 +27,12 @@ def every(answers: Iterable[Answer]) -> Answer:
     return True if is_known else None
 
 
-def some(answers: Iterable[Answer]) -> Answer:
+def some(answers: Iterable[Fit]) -> Fit:
     """True if one is, False if none is."""
     return inverse(every(inverse(answer) for answer in answers))
 
 
-def inverse(answer: Answer) -> Answer:
+def inverse(answer: Fit) -> Fit:
     return None if answer is None else not answer
 
 
@@ -43,7 +43,7 @@ class Evaluation:
         self._root = root
         self._steps, self._matches, self._depth = MAX_STEPS, MAX_MATCHES, 0
 
-    def holds(self, schema: Any, value: Any) -> Answer:
+    def holds(self, schema: Any, value: Any) -> Fit:
         """True if the value fits."""
         if isinstance(schema, bool):
             return schema
@@ -56,12 +56,12 @@ class Evaluation:
         finally:
             self._depth -= 1
 
-    def matches(self, pattern: Any, text: str) -> Answer:
+    def matches(self, pattern: Any, text: str) -> Fit:
         """True if a pattern is found in a text."""
         self._matches -= 1
         return is_match(pattern, text) if isinstance(pattern, str) and self._matches >= 0 else None
 
-    def _keyword(self, key: str, schema: dict[str, Any], value: Any) -> Answer:
+    def _keyword(self, key: str, schema: dict[str, Any], value: Any) -> Fit:
         self._steps -= 1
         kind, rule = type_of(value), schema[key]
         needed = _TYPE_OF_KEYWORD.get(key)
@@ -69,10 +69,10 @@ class Evaluation:
             return True
         if key in _BOUNDS:
             return _BOUNDS[key](rule, value) if _is_number(rule) else None
-        check: Callable[[Any, Any, dict[str, Any]], Answer] | None = getattr(self, f"_{_METHODS.get(key, '')}", None)
+        check: Callable[[Any, Any, dict[str, Any]], Fit] | None = getattr(self, f"_{_METHODS.get(key, '')}", None)
         return None if check is None else check(rule, value, schema)
 
-    def _type(self, rule: Any, value: Any, schema: dict[str, Any]) -> Answer:
+    def _type(self, rule: Any, value: Any, schema: dict[str, Any]) -> Fit:
         names = rule if isinstance(rule, list) else [rule]
         if type_of(value) in names:
             return True
@@ -82,19 +82,19 @@ class Evaluation:
             return None if value.is_integer() else False  # 1.0 is no integer in the fourth draft
         return False
 
-    def _enum(self, rule: Any, value: Any, schema: dict[str, Any]) -> Answer:
+    def _enum(self, rule: Any, value: Any, schema: dict[str, Any]) -> Fit:
         return any(is_equal(one, value) for one in rule) if isinstance(rule, list) else None
 
-    def _const(self, rule: Any, value: Any, schema: dict[str, Any]) -> Answer:
+    def _const(self, rule: Any, value: Any, schema: dict[str, Any]) -> Fit:
         return is_equal(rule, value)
 
-    def _all_of(self, rule: Any, value: Any, schema: dict[str, Any]) -> Answer:
+    def _all_of(self, rule: Any, value: Any, schema: dict[str, Any]) -> Fit:
         return every(self.holds(one, value) for one in rule) if isinstance(rule, list) else None
 
-    def _any_of(self, rule: Any, value: Any, schema: dict[str, Any]) -> Answer:
+    def _any_of(self, rule: Any, value: Any, schema: dict[str, Any]) -> Fit:
         return some(self.holds(one, value) for one in rule) if isinstance(rule, list) else None
 
-    def _one_of(self, rule: Any, value: Any, schema: dict[str, Any]) -> Answer:
+    def _one_of(self, rule: Any, value: Any, schema: dict[str, Any]) -> Fit:
         if not isinstance(rule, list):
             return None
         answers = [self.holds(one, value) for one in rule]
@@ -102,28 +102,28 @@ class Evaluation:
             return False
         return None if None in answers else answers.count(True) == 1
 
-    def _not(self, rule: Any, value: Any, schema: dict[str, Any]) -> Answer:
+    def _not(self, rule: Any, value: Any, schema: dict[str, Any]) -> Fit:
         return inverse(self.holds(rule, value))
 
-    def _if(self, rule: Any, value: Any, schema: dict[str, Any]) -> Answer:
+    def _if(self, rule: Any, value: Any, schema: dict[str, Any]) -> Fit:
         answer = self.holds(rule, value)
         cases = {True: ("then",), False: ("else",), None: ("then", "else")}[answer]
         return every(self.holds(schema.get(case, True), value) for case in cases)
 
-    def _given(self, rule: Any, value: Any, schema: dict[str, Any]) -> Answer:
+    def _given(self, rule: Any, value: Any, schema: dict[str, Any]) -> Fit:
         return True  # beside a keyword that looks at it
 
-    def _ref(self, rule: Any, value: Any, schema: dict[str, Any]) -> Answer:
+    def _ref(self, rule: Any, value: Any, schema: dict[str, Any]) -> Fit:
         if not isinstance(rule, str) or not rule.startswith("#"):
             return None
         return self.holds(pointed(self._root, rule), value)
 
-    def _properties(self, rule: Any, value: Any, schema: dict[str, Any]) -> Answer:
+    def _properties(self, rule: Any, value: Any, schema: dict[str, Any]) -> Fit:
         if not isinstance(rule, dict):
             return None
         return every(self.holds(one, value[name]) for name, one in rule.items() if name in value)
 
-    def _pattern_properties(self, rule: Any, value: Any, schema: dict[str, Any]) -> Answer:
+    def _pattern_properties(self, rule: Any, value: Any, schema: dict[str, Any]) -> Fit:
         if not isinstance(rule, dict):
             return None
         return every(
@@ -131,7 +131,7 @@ class Evaluation:
             for pattern, one in rule.items() for name, inner in value.items()
         )  # fmt: skip
 
-    def _additional_properties(self, rule: Any, value: Any, schema: dict[str, Any]) -> Answer:
+    def _additional_properties(self, rule: Any, value: Any, schema: dict[str, Any]) -> Fit:
         listed, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
         if not isinstance(listed, dict) or not isinstance(patterns, dict):
             return None
@@ -140,13 +140,13 @@ class Evaluation:
             for name, inner in value.items() if name not in listed
         )  # fmt: skip
 
-    def _property_names(self, rule: Any, value: Any, schema: dict[str, Any]) -> Answer:
+    def _property_names(self, rule: Any, value: Any, schema: dict[str, Any]) -> Fit:
         return every(self.holds(rule, name) for name in value)
 
-    def _required(self, rule: Any, value: Any, schema: dict[str, Any]) -> Answer:
+    def _required(self, rule: Any, value: Any, schema: dict[str, Any]) -> Fit:
         return all(name in value for name in rule) if _is_texts(rule) else None
 
-    def _dependencies(self, rule: Any, value: Any, schema: dict[str, Any]) -> Answer:
+    def _dependencies(self, rule: Any, value: Any, schema: dict[str, Any]) -> Fit:
         if not isinstance(rule, dict):
             return None
         return every(
@@ -154,16 +154,16 @@ class Evaluation:
             for name, one in rule.items() if name in value
         )  # fmt: skip
 
-    def _items(self, rule: Any, value: Any, schema: dict[str, Any]) -> Answer:
+    def _items(self, rule: Any, value: Any, schema: dict[str, Any]) -> Fit:
         if isinstance(rule, list):
             return every(map(self.holds, rule, value))
         first = schema.get("prefixItems", [])
         return every(self.holds(rule, one) for one in value[len(first) :]) if isinstance(first, list) else None
 
-    def _prefix_items(self, rule: Any, value: Any, schema: dict[str, Any]) -> Answer:
+    def _prefix_items(self, rule: Any, value: Any, schema: dict[str, Any]) -> Fit:
         return every(map(self.holds, rule, value)) if isinstance(rule, list) else None
 
-    def _pattern(self, rule: Any, value: Any, schema: dict[str, Any]) -> Answer:
+    def _pattern(self, rule: Any, value: Any, schema: dict[str, Any]) -> Fit:
         return self.matches(rule, value)
 
 

@@ -28,5 +28,5 @@ FORMAT_PATTERNS = {
     ),
     "json-pointer": r"^(?:/(?:[^/~]|~[01])*)*$",
 }
-"""What fits a pattern fits its format: base64 of RFC 4648, URLs and URI references of RFC 3986 with the name or IPv4
-address of a host, templates of RFC 6570, versions of semver.org, pointers of RFC 6901."""
+"""A text that fits a pattern fits its format: base64 of RFC 4648, URLs and URI references of RFC 3986 with the name or
+IPv4 address of a host, templates of RFC 6570, versions of semver.org, pointers of RFC 6901."""

@@ -18,7 +18,7 @@ Rewrite = Callable[[Any], Any]
 
 
 def all_of(schemas: list[Any]) -> Any:
-    """What fits all of them."""
+    """A schema of values that fit all of them."""
     left = [one for one in schemas if one is not True and one != {}]
     if any(one is False for one in left):
         return False
@@ -26,7 +26,7 @@ def all_of(schemas: list[Any]) -> Any:
 
 
 def any_of(schemas: list[Any]) -> Any:
-    """What fits one of them."""
+    """A schema of values that fit one of them."""
     left = [one for one in schemas if one is not False]
     if any(one is True or one == {} for one in left):
         return {}
@@ -45,7 +45,7 @@ class Negation:
         self._depth = 0
 
     def of(self, schema: Any) -> Any:
-        """What does not fit the schema; InexpressibleError if nothing of it can be said."""
+        """A schema of values that do not fit this one; InexpressibleError if it has none."""
         self._spend()
         if isinstance(schema, bool):
             return not schema
@@ -60,7 +60,7 @@ class Negation:
             self._depth -= 1
 
     def _any(self, makers: Iterator[Callable[[], Any]]) -> Any:
-        """What fits one of those that can be made."""
+        """A schema of values that fit one of those that can be made."""
         found, is_cut = [], False
         for make in makers:
             try:

@@ -94,7 +94,7 @@ class Rewriting:
         return made
 
     def _part(self, key: str, value: Any, path: str) -> Any:
-        """What stands under a keyword; a part of one that is rewritten is left to that."""
+        """Value under a keyword; a part of one that is rewritten is left to that."""
         if key in _REWRITES and key != "oneOf":
             return value
         if key in MAPS and isinstance(value, dict):
@@ -124,7 +124,7 @@ class Rewriting:
         return denied
 
     def _denied(self, schema: Any, *around: Any) -> Any:
-        """What a schema forbids; InexpressibleError if nothing of what can be said of it fits `around` it."""
+        """Complement of a schema; InexpressibleError if no value of what can be written of it fits `around` it."""
         negation = self._negation
         was_narrower, negation.is_narrower = negation.is_narrower, False
         denied = negation.of(schema)

@@ -31,7 +31,7 @@ def is_valid(schema: Any, value: Any) -> bool:
 
 
 def taken(schema: Any, values: list[Any]) -> list[bool]:
-    """Which values the grammar of a schema takes; raises InvalidGrammarError."""
+    """Values that the grammar of a schema takes; raises InvalidGrammarError."""
     grammar = asyncio.run(check_grammar(schema_grammar(schema, "p")))
     spelling = Spelling(grammar.text, schema)
     return [spelling.takes(value) for value in values]
