@@ -76,11 +76,19 @@ def _checked(given: str, is_written: bool) -> _Checked:
         return _Checked(given, schemas.error, schemas.place)
     if len(text) > MAX_GRAMMAR_CHARS:
         return _Checked(given, f"rewritten it has more than {MAX_GRAMMAR_CHARS} characters")
-    limits = _WRITTEN_LIMITS if is_written else _LIMITS
+    error = _error_of(text, _WRITTEN_LIMITS if is_written else _LIMITS)
+    return _Checked(text, error, kept=tuple(schemas.kept))
+
+
+def _error_of(text: str, limits: LLParserLimits) -> str:
+    """Reason why llguidance cannot use a grammar; "" = it can."""
+    if "<[" in text:  # it may name tokens of the model, which the vocabulary of bytes lacks
+        is_wrong, messages = LLMatcher.validate_grammar_with_warnings(text, limits=limits)
+        return messages[0] if is_wrong else ""
     matcher = LLMatcher(byte_tokenizer(), text, log_level=0, limits=limits)
     if not matcher.get_error():
         matcher.compute_bitmask()  # which shows some of those that nothing fits
-    return _Checked(text, matcher.get_error(), kept=tuple(schemas.kept))
+    return str(matcher.get_error())
 
 
 def _repetitions(text: str) -> int:
