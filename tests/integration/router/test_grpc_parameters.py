@@ -69,7 +69,7 @@ def test_the_same_answer(shared: RouterHarness, fields: dict[str, Any]) -> None:
     assert list(whole.first.prompt_token_ids) == choices[0]["prompt_token_ids"]
     assert whole.usage.prompt_tokens == usage["prompt_tokens"]
     assert whole.usage.completion_tokens == usage["completion_tokens"]
-    http, rpc = (submit.sampling for submit in shared.workers["decode-0"].submitted[-2:])
+    http, rpc = (submit.sampling for submit in shared.workers["prefill-0"].submitted[-2:])
     assert http == rpc
 
 
@@ -77,7 +77,7 @@ def test_bad_words(shared: RouterHarness) -> None:
     fields = {"max_tokens": 4, "bad_words": ["word", " two words"]}
     assert over_http(shared, **fields, seed=1)["usage"]["completion_tokens"] == 4
     over_grpc(shared, **fields, seed=1)
-    http, rpc = (submit.sampling for submit in shared.workers["decode-0"].submitted[-2:])
+    http, rpc = (submit.sampling for submit in shared.workers["prefill-0"].submitted[-2:])
     assert http == rpc
     assert len(rpc.bad_words) == 4  # each at the beginning of a text and behind a space
 
