@@ -79,7 +79,7 @@ class RoutingPlan(TypedDict):
 
 
 class Constraint(TypedDict):
-    """What an answer follows, and the field of the request that asked for it."""
+    """The kind of grammar that an answer follows, and the field of the request that asked for it."""
 
     kind: ConstraintKind
     param: str
