@@ -5,6 +5,7 @@ whose model knows nothing: grammars alone make its answers what the client asked
 """
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,6 +24,8 @@ from tools.running_cluster import Cluster, running
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = sorted(path.stem for path in Path(__file__).with_name("clients").glob("*_client.py"))
+REQUIREMENTS = Path(__file__).with_name("clients") / "requirements.txt"
+PASSED = "passed: "
 TURN = "<|im_start|>assistant\n"
 CONTEXT_TOKENS = 16384
 """Prompts of an agent that writes code are long."""
@@ -89,3 +92,18 @@ def test_a_client_does_all_that_it_can(
         stderr=subprocess.STDOUT, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
+    passed = [line.partition(PASSED)[2] for line in done.stdout.splitlines() if PASSED in line]
+    assert ", ".join(passed) == _documented(program)
+
+
+def _documented(program: str) -> str:
+    """The features of a program on the page, whose versions have to be those that are installed."""
+    page = (ROOT / "docs" / "tools.md").read_text().split("## Clients")[1]
+    package = program.removesuffix("_client").replace("_", "-")
+    for packages, features in re.findall(r"^\| (`.+?) \| (.+) \|$", page, re.MULTILINE):
+        versions = re.findall(r"`([\w-]+)` (\S+?)(?:,|$)", packages)
+        if versions[0][0] in (package, f"{package}-openai", f"{package}-slim"):
+            installed = REQUIREMENTS.read_text().splitlines()
+            assert all(f"{name}=={version}" in installed for name, version in versions), versions
+            return str(features)
+    raise AssertionError(f"docs/tools.md has no row of {package}")
