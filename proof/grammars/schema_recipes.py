@@ -199,7 +199,7 @@ def combined(random: Random) -> Any:
     if kind == 1:
         return {"properties": {"a": {"allOf": patterns}}, "patternProperties": {regex(random): patterns[0]}}
     if kind == 2:
-        made = patterns[0]
+        made: dict[str, Any] = patterns[0]
         for one in patterns[1:]:
             made = {**one, random.choice(("anyOf", "oneOf")): [made, leaf(random)]}
         return made
