@@ -115,7 +115,7 @@ FIELDS: list[tuple[str, str, dict[str, Any], str]] = [
     ("unknown field", CHAT, chat(temprature=1), "temprature"),
     ("unknown field", TEXT, text(messages=USER), "messages"),
     ("unsupported", CHAT, chat(tools=[{"type": "function", "function": {"name": "f"}}]), "tools"),
-    ("unsupported", CHAT, chat(tool_choice={"type": "custom", "custom": {"name": "f"}}), "tool_choice.type"),
+    ("a choice without tools", CHAT, chat(tool_choice={"type": "custom", "custom": {"name": "f"}}), "tool_choice"),
     ("unsupported", CHAT, chat(functions=[{"name": "f"}]), "functions"),
     ("unknown format", CHAT, chat(response_format={"type": "yaml"}), "response_format"),
     (

@@ -113,7 +113,7 @@ def errors() -> None:
     for expected, param, more in (
         (openai.NotFoundError, "model", {"model": "unknown"}),
         (openai.BadRequestError, "temperature", {"temperature": 9}),
-        (openai.BadRequestError, "tools[0].type", {"tools": [{"type": "custom", "custom": {"name": "f"}}]}),
+        (openai.BadRequestError, "modalities", {"modalities": ["text", "audio"]}),
     ):
         body: Any = {"model": "scripted", "messages": [{"role": "user", "content": "Hello"}], **more}
         error = refusal(expected, scripted.chat.completions.create, **body)
