@@ -52,7 +52,7 @@ NO_END = {"type": "array", "minItems": 4000, "items": {
         "tags": {"type": "array", "items": {"type": "string", "maxLength": 12}, "maxItems": 3},
     },
 }}  # fmt: skip
-"""A schema whose answer goes on for as long as it is asked to."""
+"""A schema of which no answer ends early."""
 
 
 def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:

@@ -92,7 +92,7 @@ class Subject:
         self._process: subprocess.Popen[str] | None = None
 
     def attempt(self, number: int) -> dict[str, Any]:
-        """What an input led to and took; `ended`: why it has no end of its own."""
+        """Outcome and costs of an input; `ended`: reason why it has no end of its own."""
         process = self._running()
         assert process.stdin is not None
         assert process.stdout is not None

@@ -242,7 +242,7 @@ def enumerated(random: Random) -> Any:
 
 
 def denied(random: Random) -> Any:
-    """What is rewritten before llguidance sees it: not, if, oneOf, dependencies, in and beside each other."""
+    """Keywords that are rewritten for llguidance: not, if, oneOf, dependencies, in and beside each other."""
     return rewritten(random, random.randint(1, 6))
 
 

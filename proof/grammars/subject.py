@@ -1,6 +1,6 @@
-"""The process that the proof tries inputs in: the router's check and a worker's compiling and masks, as they run there.
+"""The process of the proof that tries inputs: the router's check and a worker's compiling and masks, as they run there.
 
-Reads numbers of inputs, a line each, and writes what each took. A process of its own: whoever reads may end it.
+Reads numbers of inputs, a line each, and writes what each took. A process of its own, so that it can be ended.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Subject:
         self._grammars.close()
 
     async def attempt(self, number: int, heart: Heartbeat) -> dict[str, Any]:
-        """What input `number` led to and took."""
+        """Outcome and costs of input `number`."""
         given = self._inputs.of(number)
         text = json.dumps({"structured_outputs": given.body})
         found: dict[str, Any] = {"kind": given.kind, "size": len(text)}
@@ -94,7 +94,7 @@ class Subject:
         return found
 
     async def _generate(self, grammar: str, number: int, heart: Heartbeat) -> dict[str, Any]:
-        """What compiling takes in a worker, and the masks of some tokens."""
+        """Costs of compiling in a worker, and of the masks of some tokens."""
         random = Random(number)
         begun_s = time.process_time()
         try:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tandem.engine.runner_protocol import SampleRow
 from tandem.engine.sampling_state import ChoiceSampling
+from tandem.kernels.token_mask import forbid
 
 
 def apply_penalties(scores: Tensor, states: Sequence[ChoiceSampling]) -> None:
@@ -88,12 +89,7 @@ def _apply_grammars(scores: Tensor, places: list[int], rows: Sequence[SampleRow]
     """Forbid the rows at `places` what their grammars do."""
     masks = bytearray().join(row.sampling.matcher.mask(row.drafts) for row in rows if row.sampling.matcher is not None)
     bits = torch.frombuffer(masks, dtype=torch.uint8).view(len(places), -1).to(scores.device)
-    shifts = torch.arange(8, dtype=torch.uint8, device=scores.device)
-    is_forbidden = (bits[:, :, None] >> shifts & 1).view(len(places), -1)[:, : scores.shape[1]] == 0
-    if len(places) == len(scores):
-        scores.masked_fill_(is_forbidden, -math.inf)
-    else:
-        scores[places] = scores[places].masked_fill_(is_forbidden, -math.inf)
+    forbid(scores, places, bits)
 
 
 def _repetition(scores: Tensor, states: Sequence[ChoiceSampling]) -> None:

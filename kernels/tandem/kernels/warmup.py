@@ -8,7 +8,7 @@ from tandem.kernels.cpu_library import CpuLibrary, library_of
 
 OPERATIONS = (
     "prepacked_linear", "paged_decode", "extend_attention", "kv_store", "rms_norm", "rope", "silu_mul", "fused_layer",
-    "deterministic_linear", "quantized_linear", "widened_linear", "float_linear",
+    "deterministic_linear", "quantized_linear", "widened_linear", "float_linear", "token_mask",
 )  # fmt: skip
 
 

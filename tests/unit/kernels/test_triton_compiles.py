@@ -161,6 +161,13 @@ def test_row_kernels_compile(compiled, dtype) -> None:
     assert {name for name, _ in compiled} == {"_rms_norm_kernel", "_silu_mul_kernel", "_rotate_kernel"}
 
 
+def test_forbid_compiles(compiled) -> None:
+    from tandem.kernels.token_mask import forbid
+
+    forbid(torch.zeros(3, 50_003), [0, 2], torch.zeros(2, 6251, dtype=torch.uint8), backend="triton")
+    assert {name for name, _ in compiled} == {"_forbid_kernel"}
+
+
 def test_choose_token_compiles(compiled) -> None:
     from tandem.kernels.sample import choose_token
 
