@@ -1,9 +1,10 @@
 """Structured answers of whole clusters: each is valid, and the same in every arrangement and after every disturbance.
 
-The arrangements are a mixed worker, which is the measure of all; a hand-over of every request; a decode worker killed
-while it has answers in the middle; a pool so small that requests are preempted; two tensor-parallel ranks. Every schema
-of `--sample` (as in `proof.schemas`) is asked for whole and streamed, some together; all compute deterministically.
-Finished schemas are kept in --out.
+The arrangements are a mixed worker, which the others are compared with; a hand-over of every request; a decode worker
+killed while it has answers in the middle; a pool so small that requests are preempted; two tensor-parallel ranks. Those
+round sums of their own: such ranks in a small pool are compared with them. Every schema of `--sample` (as in
+`proof.schemas`) is asked for whole and streamed, some together; all compute deterministically. Finished schemas are kept
+in --out.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import asyncio
 import hashlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,10 @@ ARRANGEMENTS: Mapping[str, Sequence[str]] = {
     "killed": ("--prefill", "2", "--decode", "2", *HANDED_OVER),
     "preempted": ("--mixed", "1", "--kv-memory", "8MiB", "--max-model-len", "1024"),
     "tp2": ("--mixed", "1", "--tp", "2"),
+    "tp2 preempted": ("--mixed", "1", "--tp", "2", "--kv-memory", "8MiB", "--max-model-len", "1024"),
 }
+REFERENCES: Mapping[str, str] = {"1+1": "mixed", "killed": "mixed", "preempted": "mixed", "tp2 preempted": "tp2"}
+"""Arrangement whose answers those of another have to be, to the letter."""
 WAYS = ("whole", "streamed")
 KILL = Cell("decode", "decode", "kill host")
 TOGETHER = 12
@@ -58,21 +62,17 @@ def main() -> int:
     if arguments.schemas:
         schemas = dict(list(schemas.items())[: arguments.schemas])
     trial = Trial(schemas, arguments.seed, arguments.tokens)
-    for name, flags in ARRANGEMENTS.items():
+    for name in ARRANGEMENTS:
         done = record.content.setdefault(name, {})
         todo = [key for key in schemas if key not in done or done[key].get("broken")]
         if not todo:
             continue
-        with running(*flags, *(() if "--kv-memory" in flags else ("--kv-memory", "256MiB")), *EXACT) as cluster:
-            for start in range(0, len(todo), TOGETHER):
-                batch = todo[start : start + TOGETHER]
-                before = disturbances(cluster)
-                answers = trial.ask(cluster, batch, is_killed=name == "killed")
-                hits = record.content.setdefault("hits", {})
-                hits[name] = hits.get(name, 0) + disturbances(cluster) - before
-                done |= trial.judged(answers, batch, record.content["mixed"])
-                record.save()
-                print(f"{name}: {len(done)} of {len(schemas)}", flush=True)
+        hits = record.content.setdefault("hits", {})
+        for found, disturbed in trial.tried(name, todo, record.content.get(REFERENCES.get(name, ""), {})):
+            done |= found
+            hits[name] = hits.get(name, 0) + disturbed
+            record.save()
+            print(f"{name}: {len(done)} of {len(schemas)}", flush=True)
     broken = {f"{name}, {key}": one["broken"] for name in ARRANGEMENTS for key, one in record.content[name].items()
               if one.get("broken")}  # fmt: skip
     record.content["summary"] = summary(record.content, schemas)
@@ -104,9 +104,11 @@ def disturbances(cluster: Cluster) -> int:
 
 
 def summary(content: Mapping[str, Any], schemas: Mapping[str, Any]) -> dict[str, Any]:
-    """Counts of answers that ended by themselves, and of what was disturbed."""
+    """Counts of answers that ended by themselves, of disturbances, and of two ranks' answers that are those of one."""
     ended = sum(content["mixed"][key]["finish"] == "stop" for key in schemas)
-    return {"schemas": len(schemas), "arrangements": len(ARRANGEMENTS), "ended": ended, "disturbed": content["hits"]}
+    same = sum(content["mixed"][key]["answer"] == content["tp2"][key]["answer"] for key in schemas)
+    return {"schemas": len(schemas), "arrangements": len(ARRANGEMENTS), "ended": ended, "disturbed": content["hits"],
+            "ranks_equal_to_one": same}  # fmt: skip
 
 
 class Trial:
@@ -114,6 +116,18 @@ class Trial:
 
     def __init__(self, schemas: Mapping[str, Any], seed: int, tokens: int) -> None:
         self._schemas, self._seed, self._tokens = schemas, seed, tokens
+
+    def tried(
+        self, name: str, keys: Sequence[str], reference: Mapping[str, Any]
+    ) -> Iterator[tuple[dict[str, dict[str, Any]], int]]:
+        """Outcomes of schemas in an arrangement, some at a time, each with how often requests were disturbed."""
+        flags = ARRANGEMENTS[name]
+        with running(*flags, *(() if "--kv-memory" in flags else ("--kv-memory", "256MiB")), *EXACT) as cluster:
+            for start in range(0, len(keys), TOGETHER):
+                batch = keys[start : start + TOGETHER]
+                before = disturbances(cluster)
+                answers = self.ask(cluster, batch, is_killed=name == "killed")
+                yield self.judged(answers, batch, reference), disturbances(cluster) - before
 
     def ask(self, cluster: Cluster, keys: Sequence[str], *, is_killed: bool) -> dict[str, Transcript]:
         """The answers of a cluster, by schema and way; `is_killed`: a decode worker ends while it has some."""
@@ -137,7 +151,7 @@ class Trial:
         if (streamed.text, streamed.finishes) != (whole.text, whole.finishes):
             return {**found, "broken": f"streamed {streamed.text[-80:]!r}, whole {whole.text[-80:]!r}"}
         if measure is not None and found != {name: measure[name] for name in found}:
-            return {**found, "broken": f"it is not the answer of one mixed worker: {whole.text[-160:]!r}"}
+            return {**found, "broken": f"it is not the undisturbed answer: {whole.text[-160:]!r}"}
         if found["finish"] == "stop" and not _is_valid(whole.text, self._schemas[key]):
             return {**found, "broken": f"invalid: {whole.text[-160:]!r}"}
         return found
