@@ -1,9 +1,9 @@
 """Structured answers of whole clusters: each is valid, and the same in every arrangement and after every disturbance.
 
 The arrangements are a mixed worker, which the others are compared with; a hand-over of every request; a decode worker
-killed while it has answers in the middle; a pool so small that requests are preempted; two tensor-parallel ranks. Those
+killed while it has answers in the middle; a pool so small that requests are preempted; two tensor-parallel ranks, which
 round sums of their own: such ranks in a small pool are compared with them. Every schema of `--sample` (as in
-`proof.schemas`) is asked for whole and streamed, some together; all compute deterministically. Finished schemas are kept
+`proof.schemas`) is asked for whole and streamed, some together, and computed deterministically. Finished ones are kept
 in --out.
 """
 

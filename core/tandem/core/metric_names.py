@@ -285,6 +285,10 @@ GRAMMAR_MASKS = _worker(_COUNTER, "tandem_grammar_masks_total", "Masks of output
 GRAMMAR_MASK_SECONDS = _worker(
     _COUNTER, "tandem_grammar_mask_seconds_total", "Time of computing them, while the model computes the logits."
 )
+GRAMMAR_DRAFTS = _worker(
+    _COUNTER, "tandem_grammar_drafts_total", "Tokens computed beside the one before them, as grammars left one text."
+)
+GRAMMAR_ACCEPTED_DRAFTS = _worker(_COUNTER, "tandem_grammar_accepted_drafts_total", "Of these, tokens of answers.")
 WORKER_RECOMPUTED = _worker(
     _COUNTER, "tandem_worker_recomputed_tokens_total",
     'Tokens computed again by `cause`: "preempted", what a request had before and did not find cached when it came '

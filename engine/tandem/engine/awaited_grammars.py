@@ -72,6 +72,12 @@ class AwaitedGrammars:
         if drafts and self._grammars is not None:
             self._grammars.begin_masks(drafts)
 
+    def count_drafts(self, computed: int, accepted: int) -> None:
+        """Count the drafts of a step, and those of them that became tokens of the answer."""
+        assert self._grammars is not None
+        self._grammars.drafts += computed
+        self._grammars.accepted_drafts += accepted
+
     def _follow(self, state: RequestState, compiled: CompiledGrammar) -> None:
         assert self._grammars is not None
         for sequence in state.live:

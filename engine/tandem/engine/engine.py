@@ -403,6 +403,7 @@ class Engine:
                 continue
             if item.drafts:
                 tokens = verified(item, tokens)
+                self._awaited.count_drafts(len(item.drafts), len(tokens) - 1)
                 sampling_choices = [item.sequence] * len(tokens)
             for sequence, result in zip(sampling_choices, tokens, strict=True):
                 sequence.append(result.token)

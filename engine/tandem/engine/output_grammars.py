@@ -156,7 +156,7 @@ class OutputGrammars:
     threads.
 
     `load` makes the tokenizer, in the background. Counts: `compiled`, `compile_s`, `masks`, `mask_s` of
-    the threads, and `reused` grammars that were here already.
+    the threads, `reused` grammars that were here already, and the step loop's `drafts` and `accepted_drafts`.
     """
 
     def __init__(self, load: Callable[[], LLTokenizer]) -> None:
@@ -166,7 +166,7 @@ class OutputGrammars:
         self._tokenizer = self._compiling.submit(load)
         self._compiled: OrderedDict[str, Future[CompiledGrammar]] = OrderedDict()
         self._chars = 0
-        self.compiled = self.masks = self.reused = 0
+        self.compiled = self.masks = self.reused = self.drafts = self.accepted_drafts = 0
         self.compile_s = self.mask_s = 0.0
 
     def __len__(self) -> int:
@@ -210,6 +210,8 @@ class OutputGrammars:
             names.GRAMMARS_REUSED: float(self.reused),
             names.GRAMMAR_MASKS: float(self.masks),
             names.GRAMMAR_MASK_SECONDS: self.mask_s,
+            names.GRAMMAR_DRAFTS: float(self.drafts),
+            names.GRAMMAR_ACCEPTED_DRAFTS: float(self.accepted_drafts),
         }
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ import orjson
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from tandem.core import metric_names as names
 from tandem.core.clock import MonotonicClock
 from tandem.core.errors import InvalidGrammarError
 from tandem.core.handoff import ChoiceState
@@ -253,10 +254,18 @@ def test_drafts_change_no_answer(grammar: str, guided_engine: Callable[..., Engi
                     assert one.logprob.logprob == pytest.approx(other.logprob.logprob, abs=1e-3)
 
 
+def drafts_of(engine: Engine) -> tuple[float, float]:
+    """Drafts that its grammars counted, of all engines that share them: computed and accepted ones."""
+    assert engine.grammars is not None
+    counters = engine.grammars.counters()
+    return counters[names.GRAMMAR_DRAFTS], counters[names.GRAMMAR_ACCEPTED_DRAFTS]
+
+
 def test_drafts_that_hold_save_steps(guided_engine: Callable[..., Engine]) -> None:
     counts = {}
     for rows in (0, 16):
         engine = guided_engine(draft_rows=rows)
+        before = drafts_of(engine)
         engine.add(guided("a", temperature=0.0))
         results = []
         while engine.has_work:
@@ -264,6 +273,8 @@ def test_drafts_that_hold_save_steps(guided_engine: Callable[..., Engine]) -> No
         outputs = [output for result in results for output in result.outputs]
         counts[rows] = len(results)
         assert sum(result.decode_tokens for result in results) == len(outputs) - 1, "no draft was wrong"
+        computed, accepted = (now - then for now, then in zip(drafts_of(engine), before, strict=True))
+        assert computed == accepted == len(outputs) - len(results)
         check([output.token for output in outputs])
     assert counts[16] <= 0.7 * counts[0]
 
@@ -272,7 +283,10 @@ def test_drafts_that_do_not_hold_leave_the_blocks_as_they_were(guided_engine: Ca
     """Blanks are written at random, so that the usual spacing is often wrong; blocks stay findable and right."""
     asked = guided("a", 33, grammar=SPACED.text, seed=3, max_tokens=120)
     engine = guided_engine(draft_rows=64)
+    before = drafts_of(engine)
     first = run(engine, asked).tokens("a")
+    computed, accepted = (now - then for now, then in zip(drafts_of(engine), before, strict=True))
+    assert 0 < accepted < computed
     again = request("b", (*prompt_of(33), *first[:-1]), max_tokens=20, logprobs=3)
     cached = run(engine, again)
     assert cached.cached >= 33 + len(first) - 1 - 2 * 16
