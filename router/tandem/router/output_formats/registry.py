@@ -57,7 +57,7 @@ def _found_tools(template: str) -> ToolFormat | None:
     for one in _TOOLS:
         if any(all(sign in template for sign in signs) for signs in one.signs):
             return one
-    return None
+    return next((one for one in _TOOLS if one.toolless_sign and one.toolless_sign in template), None)
 
 
 def _found_reasoning(template: str, tokens: Collection[str]) -> ReasoningFormat | None:

@@ -39,7 +39,8 @@ class ToolFormat:
 
     `triggers` begin calls anywhere in an answer, `openings` at its beginning alone. `tags` are looked for among the
     tokens of the model: one that is a token counts as that token alone, not as text which looks like it. `signs`: each
-    is a set of texts that a chat template of this format contains.
+    is a set of texts that a chat template of this format contains. `toolless_sign`: a text of a chat template that
+    knows no tools, whose model has learnt this format nevertheless; "" = there is none.
     """
 
     name: str
@@ -49,4 +50,5 @@ class ToolFormat:
     triggers: tuple[str, ...] = ()
     openings: tuple[str, ...] = ()
     signs: tuple[tuple[str, ...], ...] = ()
+    toolless_sign: str = ""
     new_id: Callable[[], str] = call_id

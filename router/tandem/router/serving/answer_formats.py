@@ -54,6 +54,10 @@ def with_call_grammar(ask: GenerationRequest, tokenizer: Tokenizer, formats: Mod
     if formats.tools is None:
         what, why = "this model cannot call tools", "its chat template has no known format of calls"
         raise UnsupportedParameterError(what, why=why, todo="leave tools out, or name a tool_format", param="tools")
+    if formats.tools.shape.style != "json" and not tokenizer.knows_tools:
+        what, why = "this model cannot call tools", "its chat template writes none, and its format is not JSON"
+        todo = "leave tools out, or name another chat_template"
+        raise UnsupportedParameterError(what, why=why, todo=todo, param="tools")
     tags = _tags_of(formats, tokenizer)
     thinking = _thinking(ask.rendering, tokenizer, formats)
     if ask.output_grammar is not None and not ask.tools.is_forced:

@@ -16,6 +16,7 @@ from tandem.core.sampling import SamplingParams
 from tandem.router.dispatch.inflight_request import Echo, GenerationRequest
 from tandem.router.error_quoting import quoted
 from tandem.router.output_formats.registry import ModelFormats, formats_of
+from tandem.router.output_formats.tool_prompt import with_tools_as_text
 from tandem.router.serving.answer_formats import parsing_of, thought_budget_of, with_call_grammar, with_effort
 from tandem.router.serving.grammar_check import check_grammar
 from tandem.router.tenancy.authenticator import request_salt
@@ -180,6 +181,12 @@ class RequestParser:
     ) -> list[int]:
         """Token ids of a chat; raises InvalidRequestError. `most_tokens`: see Tokenizer.encode."""
         _check_rendering(rendering, messages)
+        form = model.formats.tools
+        if form is not None and not model.tokenizer.knows_tools and _has_tools(rendering, messages):
+            messages, rendering = (
+                with_tools_as_text(messages, rendering.tools, form.shape),
+                replace(rendering, tools=()),
+            )
         return await model.tokenizer.encode_chat(messages, rendering, most_tokens=most_tokens)
 
     async def _prompts(self, ask: GenerationRequest, model: TokenizedModel) -> list[Sequence[int]]:
@@ -360,6 +367,10 @@ def _check_length(param: str, text: str | None, most: int) -> None:
     if text is not None and not 1 <= len(text) <= most:
         why = f"it must have 1 to {most}"
         raise InvalidRequestError(f"{param} has {len(text)} characters", why=why, param=param)
+
+
+def _has_tools(rendering: Rendering, messages: Messages) -> bool:
+    return bool(rendering.tools) or any(one["role"] == "tool" or one.get("tool_calls") for one in messages)
 
 
 def _check_rendering(rendering: Rendering, messages: Messages) -> None:

@@ -73,7 +73,10 @@ _CALL_STYLES = tuple(
 
 
 class ChatTemplate:
-    """A compiled template. `variables` are the tokenizer's special tokens by name (bos_token, eos_token, …)."""
+    """A compiled template. `variables` are the tokenizer's special tokens by name (bos_token, eos_token, …).
+
+    `knows_tools`: it writes tools or calls of them, and is not one for texts alone.
+    """
 
     def __init__(self, source: str, variables: Mapping[str, Any]) -> None:
         self._sandbox = environment = BoundedSandbox(
@@ -92,6 +95,7 @@ class ChatTemplate:
         self._variables = dict(variables)
         self._settable = read - _OURS - set(variables)
         self._tool_names = [name for name in _TOOL_NAMES if name in read]
+        self.knows_tools = "tools" in read or bool(self._tool_names) or "tool_calls" in source
         self._call_style = _CallStyle()
         self._try()
         if "tool_calls" in source:

@@ -155,6 +155,11 @@ class Tokenizer:
         """The chat template as it is written; "" = there is none."""
         return self._template.source if self._template is not None else ""
 
+    @property
+    def knows_tools(self) -> bool:
+        """True if there is a chat template, and it writes tools or calls of them."""
+        return self._template is not None and self._template.knows_tools
+
     def reads(self, variable: str) -> bool:
         """True if the chat template reads `variable`."""
         return self._template is not None and self._template.reads(variable)

@@ -36,4 +36,5 @@ SMOLLM2 = ToolFormat(
     tags=(BEGIN, END),
     triggers=(BEGIN,),
     signs=((f"{BEGIN}[",),),
+    toolless_sign="named SmolLM, trained by Hugging Face",
 )
