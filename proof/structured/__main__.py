@@ -39,7 +39,7 @@ ARRANGEMENTS: Mapping[str, Sequence[str]] = {
     "tp2 preempted": ("--mixed", "1", "--tp", "2", "--kv-memory", "8MiB", "--max-model-len", "1024"),
 }
 REFERENCES: Mapping[str, str] = {"1+1": "mixed", "killed": "mixed", "preempted": "mixed", "tp2 preempted": "tp2"}
-"""Arrangement whose answers those of another have to be, to the letter."""
+"""Arrangement to compare another one with: its answers must be the same to the letter."""
 WAYS = ("whole", "streamed")
 KILL = Cell("decode", "decode", "kill host")
 TOGETHER = 12

@@ -1,4 +1,4 @@
-"""Tools of a model whose chat template knows none: they are written into the texts of its messages."""
+"""Tools of a model with a chat template that knows none: they are written into the texts of its messages."""
 
 import dataclasses
 import json
@@ -12,11 +12,16 @@ import pytest
 from tandem.core.output_format_names import ToolFormatName
 from tests.integration.router.house import RouterHarness, builder
 from tests.integration.router.scripted_worker import Script
-from tests.integration.router.test_tools_api import TOOLS, USER, error_of
 from tests.integration.router.tool_models import Said, tool_model
 
 PLAIN = "{% for one in messages %}<|{{ one.role }}|>{{ one.content }}\n{% endfor %}<|assistant|>"
 SMOLLM2 = f"{{# named SmolLM, trained by Hugging Face #}}{PLAIN}"
+USER: Any = [{"role": "user", "content": "How is the weather?"}]
+WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOLS: Any = [
+    {"type": "function", "function": {"name": "get_weather", "description": "Weather", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "now"}},
+]
 CALL = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Oslo"}'}}
 AGAIN: Any = [
     {"role": "system", "content": "Be brief."}, *USER,
@@ -100,6 +105,8 @@ def test_a_format_that_is_no_json_needs_a_template(tmp_path: Path) -> None:
         house = make(models=(dataclasses.replace(model, tool_format=ToolFormatName.PYTHONIC),))
         house.wait_ready()
         body = {"model": "tools", "messages": USER, "tools": TOOLS}
-        error = error_of(httpx.post(f"{house.url}/v1/chat/completions", json=body, timeout=30))
+        refused = httpx.post(f"{house.url}/v1/chat/completions", json=body, timeout=30)
+    assert refused.status_code == 400
+    error = refused.json()["error"]
     assert "its chat template writes none, and its format is not JSON" in error["message"]
     assert error["param"] == "tools"

@@ -15,7 +15,7 @@ TEMPLATES = ROOT / "tests" / "unit" / "router" / "output_formats" / "templates"
 
 
 def tool_model(folder: Path, form: str = "hermes") -> ServedModel:
-    """A model in `folder` whose answers are calls in this format."""
+    """A model in `folder` that answers with calls in this format."""
     model = folder / "tools"
     shutil.copytree(MODEL, model, ignore=shutil.ignore_patterns("*.safetensors"))
     path = model / "tokenizer.json"

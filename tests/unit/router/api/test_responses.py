@@ -179,7 +179,7 @@ def custom_output(number: int) -> dict[str, Any]:
 
 
 def replaced(answer: dict[str, Any], arguments: str) -> dict[str, Any]:
-    """An answer whose call has these arguments."""
+    """An answer with a call that has these arguments."""
     answer["tool_calls"][0]["function"]["arguments"] = arguments
     return answer
 

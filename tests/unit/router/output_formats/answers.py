@@ -172,7 +172,7 @@ def written(form: str, calls: Sequence[tuple[str, Any]]) -> str:
 
 FORMATS = [name.value for name in TOOLS]
 AT_THE_BEGINNING = ("llama3_json", "pythonic")
-"""Formats whose calls begin an answer."""
+"""Formats with calls at the beginning of an answer."""
 TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=12).filter(
     lambda text: not any(tag in text for tag in ("<", "[", "\r"))
 )
