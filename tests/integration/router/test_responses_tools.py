@@ -318,10 +318,10 @@ def test_a_regex_of_a_custom_tool_is_in_the_grammar(house: RouterHarness, said: 
         ({"max_tool_calls": 1}, "max_tool_calls"),
         ({"tool_choice": "required", "text": {"format": {"type": "json_object"}}}, "text.format"),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
-        ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
+        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
         ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
         ({"background": True}, "background"),
-        ({"include": ["reasoning.encrypted_content"]}, "include"),
+        ({"include": ["reasoning.encrypted_content", "file_search_call.results"]}, "include"),
         ({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "input[0].call_id"),
         ({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"}]}, "input[0].arguments"),
         ({"input": [{"type": "function_call", "call_id": None, "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
@@ -332,6 +332,18 @@ def test_mistakes_are_named(house: RouterHarness, said: Said, more: dict[str, An
     answer = post(house, **more)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param
+
+
+def test_agents_that_keep_reasoning_themselves_get_all_of_it(house: RouterHarness, said: Said) -> None:
+    """Codex asks for it in this way, stores nothing, and sends it again."""
+    asked = {"store": False, "include": ["reasoning.encrypted_content"], "reasoning": {"summary": "auto"}}
+    first = post(house, **asked).json()
+    assert first["reasoning"] == {"effort": None, "summary": "auto"}
+    assert first["output"][0]["type"] == "reasoning"
+    again = post(
+        house, **asked, input=[{"role": "user", "content": "Hi"}, *first["output"], {"role": "user", "content": "So?"}]
+    )
+    assert again.status_code == 200, again.text
 
 
 def test_a_model_without_a_format_calls_nothing(keeping: RouterHarness) -> None:

@@ -55,7 +55,7 @@ def test_what_asks_for_nothing_is_taken(neutral: dict[str, Any]) -> None:
         ("background", True),
         ("include", ["message.output_text.logprobs"]),
         ("conversation", "conv_1"),
-        ("reasoning.summary", {"effort": "high", "summary": "auto"}),
+        ("reasoning.summary", {"effort": "high", "summary": "concise"}),
         ("text.verbosity", {"verbosity": "low"}),
         ("truncation", "auto"),
         ("top_logprobs", 3),

@@ -9,7 +9,7 @@ from typing import Any
 
 from tandem.core.errors import TandemError
 from tandem.core.state_enums import FinishReason
-from tandem.router.api.http.responses.schemas import ResponseRequest, TextOptions
+from tandem.router.api.http.responses.schemas import ReasoningOptions, ResponseRequest, TextOptions
 from tandem.router.api.http.strict_models import Strict
 from tandem.router.serving.response_stream import TokenUsage
 
@@ -68,7 +68,7 @@ class Draft:
             "parallel_tool_calls": asked.parallel_tool_calls is not False,
             "previous_response_id": asked.previous_response_id,
             "prompt_cache_key": asked.prompt_cache_key,
-            "reasoning": {"effort": asked.reasoning.effort if asked.reasoning else None, "summary": None},
+            "reasoning": (asked.reasoning or ReasoningOptions()).model_dump(),
             "safety_identifier": asked.safety_identifier,
             "service_tier": "default",
             "store": asked.store is not False,

@@ -87,7 +87,7 @@ class IncompleteDetails(Documented):
 
 class ReasoningSettings(Documented):
     effort: Effort | None
-    summary: None
+    summary: Literal["auto"] | None
 
 
 class TextSettings(Documented):

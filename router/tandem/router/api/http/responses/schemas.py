@@ -26,7 +26,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "context_management": _NOTHING,
     "conversation": _NOTHING,
     "image": _NOTHING,
-    "include": _NOTHING,
+    "include": (*_NOTHING, ["reasoning.encrypted_content"]),  # what the model thought is in `content`, readable
     "max_tool_calls": (None,),
     "moderation": _NOTHING,
     "prompt": _NOTHING,
@@ -38,7 +38,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 _KNOWN_OPTIONS: dict[str, dict[str, tuple[Any, ...]]] = {
     "text": {"verbosity": (None, "medium")},
-    "reasoning": {"summary": (None,)},
+    "reasoning": {"summary": (None, "auto")},
 }
 """The same, of fields of an object."""
 MetadataKey = Annotated[str, Field(min_length=1, max_length=64)]
@@ -52,10 +52,10 @@ class TextOptions(Strict):
 
 
 class ReasoningOptions(Strict):
-    """`summary`: the model's reasoning itself is in the answer."""
+    """`summary`: "auto" asks for the most detailed one there is; the answer has the reasoning itself."""
 
     effort: Effort | None = None
-    summary: None = None
+    summary: Literal["auto"] | None = None
 
 
 class ResponseRequest(Strict):
