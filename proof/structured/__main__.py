@@ -36,7 +36,7 @@ ARRANGEMENTS: Mapping[str, Sequence[str]] = {
     "killed": ("--prefill", "2", "--decode", "2", *HANDED_OVER),
     "preempted": ("--mixed", "1", "--kv-memory", "8MiB", "--max-model-len", "1024"),
     "tp2": ("--mixed", "1", "--tp", "2"),
-    "tp2 preempted": ("--mixed", "1", "--tp", "2", "--kv-memory", "8MiB", "--max-model-len", "1024"),
+    "tp2 preempted": ("--mixed", "1", "--tp", "2", "--kv-memory", "4MiB", "--max-model-len", "1024"),
 }
 REFERENCES: Mapping[str, str] = {"1+1": "mixed", "killed": "mixed", "preempted": "mixed", "tp2 preempted": "tp2"}
 """Arrangement to compare another one with: its answers must be the same to the letter."""
