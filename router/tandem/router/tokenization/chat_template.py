@@ -70,6 +70,14 @@ _CALL_STYLES = tuple(
     for without_content in ({}, {"content": None}, {"content": ""})
 )
 """The first one is that of transformers."""
+_CALL = {"id": "123456789", "type": "function", "function": {"name": "probe", "arguments": '{"key": "value"}'}}
+_TURN: list[dict[str, Any]] = [
+    {"role": "user", "content": "Hello"},
+    {"role": "assistant", "content": None, "tool_calls": [_CALL]},
+    {"role": "tool", "tool_call_id": "123456789", "name": "probe", "content": "Well"},
+]
+_PROBE = [*_TURN, {"role": "assistant", "content": "Hello"}, *_TURN]
+"""Many templates write an earlier answer in another way than the last one."""
 
 
 class ChatTemplate:
@@ -112,20 +120,17 @@ class ChatTemplate:
         return variable in self._settable
 
     def _found_style(self) -> _CallStyle:
-        """The first style in which the template writes a call: templates differ in what they read."""
-        call = {"id": "123456789", "type": "function", "function": {"name": "probe", "arguments": '{"key": "value"}'}}
-        chat: list[dict[str, Any]] = [
-            {"role": "user", "content": "Hello"},
-            {"role": "assistant", "content": None, "tool_calls": [call]},
-        ]
+        """The first style in which the template writes calls, earlier ones and the last: templates differ in what they
+        read. Where no style is fit for a whole conversation, the first one for a single call."""
         found = self._call_style
-        for self._call_style in _CALL_STYLES:
-            try:
-                text = self.render(chat, Rendering(adds_prompt=False))
-            except InvalidRequestError:
-                continue
-            if "probe" in text and "value" in text and "{'key'" not in text:
-                return self._call_style
+        for chat in (_PROBE, _PROBE[:2]):
+            for self._call_style in _CALL_STYLES:
+                try:
+                    text = self.render(chat, Rendering(adds_prompt=False))
+                except InvalidRequestError:
+                    continue
+                if "probe" in text and "value" in text and "{'key'" not in text:
+                    return self._call_style
         return found
 
     def render(
