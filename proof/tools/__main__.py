@@ -3,14 +3,19 @@
 Without options, random conversations of every format: the model's template writes them as transformers does, and the
 calls come back out of the answers, whole, in random pieces, and cut at every byte. `--templates` names a folder with
 more templates than the short ones of the tests. `--required N` asks SmolLM2 for so many calls, on a cluster; `--bfcl`
-names the wheel of bfcl-eval or a folder with its data, whose functions are offered as tools. What is finished is kept in
---out.
+names the wheel of bfcl-eval or a folder with its data, whose functions are offered as tools. Finished entries are kept
+in --out.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import math
 import sys
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +34,7 @@ def main() -> int:
     parser.add_argument("--conversations", type=int, default=200, help="of each format")
     parser.add_argument("--templates", type=Path, help="a folder of *.jinja")
     parser.add_argument("--required", type=int, default=0, help="so many calls of SmolLM2 that have to be made")
+    parser.add_argument("--budget", type=float, default=0, help="begin nothing new after so many seconds (0: no limit)")
     parser.add_argument("--bfcl", type=Path, help="the wheel of bfcl-eval, or a folder with its data")
     arguments = parser.parse_args()
     for given in (arguments.templates, arguments.bfcl):
@@ -37,11 +43,12 @@ def main() -> int:
             return 2
     about = {"seed": arguments.seed, "conversations": arguments.conversations}
     record = Record(arguments.out, "tools", about, is_fresh=arguments.fresh)
-    prove_conversations(record, arguments.templates, arguments.seed, arguments.conversations)
+    end_s = time.monotonic() + (arguments.budget or math.inf)
+    left = prove_conversations(record, arguments, end_s)
     if arguments.bfcl is not None:
-        check_functions(record, arguments.bfcl)
+        left += check_functions(record, arguments.bfcl, end_s)
     if arguments.required:
-        ask_for_calls(record, arguments.seed, arguments.required)
+        left += ask_for_calls(record, arguments.seed, arguments.required, end_s)
     entries = [(f"{part} {name}", one) for part in ("formats", "templates", "bfcl", "required")
                for name, one in record.content.get(part, {}).items()]  # fmt: skip
     broken = [(name, one["broken"]) for name, one in entries if one.get("broken")]
@@ -49,31 +56,33 @@ def main() -> int:
         print(f"{name}: {what}")
     if broken:
         say_how_to_repeat("tools", f"--seed {arguments.seed}")
-    return record.verdict(len(entries), broken=len(broken))
+    return record.verdict(len(entries), left=left, broken=len(broken))
 
 
-def prove_conversations(record: Record, folder: Path | None, seed: int, count: int) -> None:
-    """Each format as its models write it, and each template."""
+def prove_conversations(record: Record, arguments: argparse.Namespace, end_s: float) -> int:
+    """Each format as its models write it, and each template; returns how many are left when the time is over."""
     import transformers  # it takes seconds, and the other parts need none of it
 
-    formats: dict[str, Any] = record.content.setdefault("formats", {})
-    for name in FORMATS:
-        if name not in formats or formats[name].get("broken"):
-            formats[name] = of_format(name, seed, count)
-            save(record, f"format {name}", formats[name])
     theirs = transformers.AutoTokenizer.from_pretrained(str(ROOT / "models" / "tandem-tiny"))
-    templates: dict[str, Any] = record.content.setdefault("templates", {})
+    folder, seed, count = arguments.templates, arguments.seed, arguments.conversations
     files = {f"ours: {file.stem}": file for file in sorted(OURS.glob("*.jinja"))}
     files |= {file.stem: file for file in sorted(folder.glob("*.jinja"))} if folder else {}
-    for name, file in files.items():
-        if name not in templates or templates[name].get("broken"):
-            templates[name] = of_template(file, theirs, seed, count)
-            save(record, f"template {name}", templates[name])
-
-
-def save(record: Record, name: str, entry: dict[str, Any]) -> None:
-    record.save()
-    print(f"{name}: {json.dumps(entry, ensure_ascii=False)[:300]}", flush=True)
+    work: list[tuple[str, str, Callable[[], dict[str, Any]]]] = [
+        ("formats", name, partial(of_format, name, seed, count)) for name in FORMATS
+    ]
+    work += [("templates", name, partial(of_template, file, theirs, seed, count)) for name, file in files.items()]
+    left = 0
+    for part, name, trial in work:
+        found: dict[str, Any] = record.content.setdefault(part, {})
+        if name in found and not found[name].get("broken"):
+            continue
+        if time.monotonic() > end_s:
+            left += 1
+            continue
+        found[name] = trial()
+        record.save()
+        print(f"{name}: {json.dumps(found[name], ensure_ascii=False)[:300]}", flush=True)
+    return left
 
 
 if __name__ == "__main__":

@@ -12,9 +12,10 @@ from typing import Any
 from tandem.router.tokenization.chat_template import THOUGHT_NAMES
 
 WORDS = (
-    "Zürich", "naïve", "日本語の天気", "שלום", "Ελλάδα", "😀👩‍🚀", "e\u0301", "a<b>c</b>", "[x]", "{y}", 'say "hi"', "it's", "`x`",
-    "C:\\dir\\n", "two\nlines", "tab\there", "\r\n", "1, 2", "k: v", "a=b", "100 %", "&amp;", "\u2028", "\x07", "]}", "null?",
-    "true story", "-1.5e3 m", "# one", "```json", "; ", "(f)", "$name", "plain", "words", "of", "an", "ordinary", "answer",
+    "Zürich", "naïve", "日本語の天気", "שלום", "Ελλάδα", "😀👩\u200d🚀", "e\u0301", "a<b>c</b>", "[x]", "{y}",
+    'say "hi"', "it's", "`x`", "C:\\dir\\n", "two\nlines", "tab\there", "\r\n", "1, 2", "k: v", "a=b",
+    "100 %", "&amp;", "\u2028", "\x07", "]}", "null?", "true story", "-1.5e3 m", "# one", "```json",
+    "; ", "(f)", "$name", "plain", "words", "of", "an", "ordinary", "answer",
 )  # fmt: skip
 ID_CHARS = string.ascii_letters + string.digits
 THOUGHTS = ("I have to look that up.", "Der Nutzer fragt nach Zürich – einfach.", "First a, then b.\n\nThen c.")
@@ -42,21 +43,23 @@ class Turn:
 
     def cut(self, most_calls: int) -> Turn:
         """The same with fewer calls."""
-        return replace(self, calls=self.calls[:most_calls], ids=self.ids[:most_calls], results=self.results[:most_calls])
+        return replace(
+            self, calls=self.calls[:most_calls], ids=self.ids[:most_calls], results=self.results[:most_calls]
+        )
 
     def with_less(self) -> Turn:
         """The same without content beside thoughts."""
         return replace(self, content="" if self.thoughts else self.content)
 
-    def message(self, *, is_text: bool, missing: Mapping[str, Any]) -> dict[str, Any]:
-        """It as a message; arguments as text or objects, and `missing` in place of content that it lacks."""
+    def message(self, *, is_text: bool, missing: Mapping[str, Any] | None) -> dict[str, Any]:
+        """It as a message; arguments as text or objects, and `missing`, or null, in place of content that it lacks."""
         calls = [
             {"id": given, "type": "function", "function": {
                 "name": name, "arguments": json.dumps(one, ensure_ascii=False) if is_text else one,
             }}
             for given, (name, one) in zip(self.ids, self.calls, strict=True)
         ]  # fmt: skip
-        said = {"content": self.content} if self.content else dict(missing)
+        said = {"content": self.content} if self.content else {"content": None} if missing is None else dict(missing)
         thoughts = dict.fromkeys(THOUGHT_NAMES, self.thoughts) if self.thoughts else {}
         return {"role": "assistant", **said, **thoughts, "tool_calls": calls}
 
@@ -84,9 +87,7 @@ class Conversation:
 
     def cut(self, most_calls: int) -> Conversation:
         """The same with fewer calls in each turn."""
-        return replace(
-            self, earlier=self.earlier and self.earlier.cut(most_calls), last=self.last.cut(most_calls)
-        )
+        return replace(self, earlier=self.earlier and self.earlier.cut(most_calls), last=self.last.cut(most_calls))
 
     def with_less(self) -> Conversation:
         """The same without content beside thoughts."""
@@ -96,14 +97,14 @@ class Conversation:
         """The messages in front of the last turn."""
         messages = [dict(one) for one in self.start]
         if self.earlier is not None:
-            messages.append(self.earlier.message(is_text=is_text, missing={"content": None} if missing is None else missing))
+            messages.append(self.earlier.message(is_text=is_text, missing=missing))
             messages += self.earlier.result_messages()
             messages += [dict(one) for one in self.between]
         return messages
 
     def until_calls(self, *, is_text: bool = True, missing: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
         """The messages up to the last calls."""
-        last = self.last.message(is_text=is_text, missing={"content": None} if missing is None else missing)
+        last = self.last.message(is_text=is_text, missing=missing)
         return [*self.before(is_text=is_text, missing=missing), last]
 
     def whole(self, *, is_text: bool = True, missing: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:

@@ -22,6 +22,8 @@ KINDS = {"function_gemma": Kind(has_plain_keys=True, taken=("<escape>",))}
 REASONING_OF = {"hermes": "think", "qwen3_coder": "think", "deepseek_v3": "think", "deepseek_v31": "think",
                 "smollm2": "think", "mistral": "mistral", "harmony": "harmony"}  # fmt: skip
 """Of formats whose models reason."""
+CUT_EVERYWHERE = 20
+"""Conversations of a template whose answers are cut at every byte; those of a format are in all of them."""
 
 
 def conversations(form: str, seed: int, count: int) -> Iterator[tuple[int, Conversation]]:
@@ -109,14 +111,16 @@ def _broken_answer(
         form, comparison.formats.reasoning, given.schemas, has_tokens=bool(number % 2),
         begins_inside=answer.begins_inside,
     )  # fmt: skip
-    return _broken(answers, answer.text, given.last, random.Random(number), found, is_partial=True)
+    return _broken(answers, answer.text, given.last, random.Random(number), found, is_partial=True,
+                   is_cut_everywhere=number < CUT_EVERYWHERE)  # fmt: skip
 
 
 def _broken(
-    answers: Answers, text: str, turn: Turn, rng: random.Random, found: Counter[str], *, is_partial: bool = False
-) -> str:
-    """The first way in which the answer `text` does not come out as `turn`; "" = none. `is_partial`: content and thoughts
-    may be missing, as templates leave them out, or thoughts be the content."""
+    answers: Answers, text: str, turn: Turn, rng: random.Random, found: Counter[str], *, is_partial: bool = False,
+    is_cut_everywhere: bool = True,
+) -> str:  # fmt: skip
+    """The first way in which the answer `text` does not come out as `turn`; "" = none. `is_partial`: content and
+    thoughts may be missing, as templates leave them out, or thoughts be the content."""
     whole = answers.parts([answers.tokens(text)])
     if not is_equal(turn.calls, whole):
         return f"the calls of {text[:600]!r} are {whole.calls}"
@@ -125,7 +129,7 @@ def _broken(
     thought = (*allowed, "", turn.thoughts) if is_partial else (turn.thoughts,)
     if content not in allowed or reasoning not in thought:
         return f"of {text[:600]!r} the content is {content!r}, the reasoning {reasoning!r}"
-    for pieces in answers.in_pieces(text, rng):
+    for pieces in answers.in_pieces(text, rng, is_cut_everywhere=is_cut_everywhere):
         found["pieces"] += 1
         if pieces != whole:
             return f"in pieces {text[:600]!r} is {pieces}, whole {whole}"

@@ -17,6 +17,7 @@ from tandem.router.tokenization.detokenizer import ByteDetokenizer, MarkingDetok
 
 FIRST_TAG = 256
 """The first id of a tag; those below are bytes."""
+_BYTES = [bytes((byte,)) for byte in range(FIRST_TAG)]
 
 
 @dataclass(slots=True)
@@ -69,25 +70,21 @@ class Answers:
     def parts(self, pieces: Iterable[Sequence[int]]) -> Parts:
         """The answer whose tokens come in these pieces."""
         parser, found = OutputParser(self._spec), Parts()
-        text_of = MarkingDetokenizer(ByteDetokenizer(_bytes_of), self._spec.marks)
+        text_of = MarkingDetokenizer(ByteDetokenizer(_BYTES.__getitem__), self._spec.marks)
         for piece in pieces:
             found.add(parser.add(text_of.add(piece)))
         found.add(parser.add(text_of.finish()))
         found.add(parser.finish())
         return found
 
-    def in_pieces(self, text: str, rng: random.Random) -> Iterator[Parts]:
-        """The answer in random pieces, token by token, and cut in two at each place."""
+    def in_pieces(self, text: str, rng: random.Random, *, is_cut_everywhere: bool) -> Iterator[Parts]:
+        """The answer in random pieces, token by token, and, if `is_cut_everywhere`, cut in two at each place."""
         tokens = self.tokens(text)
         places = sorted(rng.sample(range(len(tokens) + 1), min(len(tokens), rng.randint(1, 12))))
         yield self.parts(tokens[start:end] for start, end in zip([0, *places], [*places, len(tokens)], strict=True))
         yield self.parts([token] for token in tokens)
-        for at in range(len(tokens) + 1):
+        for at in range(len(tokens) + 1 if is_cut_everywhere else 0):
             yield self.parts((tokens[:at], tokens[at:]))
-
-
-def _bytes_of(token: int) -> bytes:
-    return bytes((token,)) if token < FIRST_TAG else b""
 
 
 def is_equal(calls: Sequence[tuple[str, Mapping[str, Any]]], parts: Parts) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from proof.tools.conversations import Conversation
-from tandem.core.errors import InvalidRequestError, ModelError
+from tandem.core.errors import InvalidRequestError
 from tandem.router.output_formats.registry import ModelFormats, formats_of
 from tandem.router.tokenization.chat_template import ChatTemplate, Rendering
 
@@ -108,8 +108,8 @@ class Comparison:
         given = {"chat_template": self._source, "add_generation_prompt": adds_prompt, "tools": tools, **more}
         if all(message.get("content", "") is not None for message in messages):
             return str(self._theirs.apply_chat_template(messages, tokenize=False, **given))
-        texts, _ = render_jinja_template(conversations=[messages], **self._theirs.special_tokens_map, **given)
-        return str(texts[0])
+        rendered: Any = render_jinja_template(conversations=[messages], **self._theirs.special_tokens_map, **given)
+        return str(rendered[0][0])
 
     def answer(self, conversation: Conversation) -> Written | None:
         """The last answer as the template writes it behind its prompt; None = that is not at its place."""

@@ -24,6 +24,19 @@ _MOST_CHARS = 4096
 _DEPTH = 4
 
 
+def whole_schema(schema: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The schema of parameters of a function with what it leaves unsaid."""
+    whole = {"type": "object", **schema} if schema else _NO_PARAMETERS
+    return (
+        {"additionalProperties": False, **whole} if "properties" in whole and not _ELSEWHERE & whole.keys() else whole
+    )
+
+
+def with_options(schema: Mapping[str, Any], *, is_strict: bool) -> dict[str, Any]:
+    """The schema with llguidance's options; `is_strict` False = unknown keywords are ignored."""
+    return {**schema, "x-guidance": {**SPACING, "lenient": not is_strict}}
+
+
 class ArgumentRules:
     """`rules` are named behind `prefix`; `terms` writes tags; `is_strict` False = unknown keywords are ignored."""
 
@@ -34,9 +47,7 @@ class ArgumentRules:
 
     def of(self, schema: Mapping[str, Any] | None, style: str) -> str:
         """The name of the rule for arguments by `schema`."""
-        whole = {"type": "object", **schema} if schema else _NO_PARAMETERS
-        if "properties" in whole and not _ELSEWHERE & whole.keys():
-            whole = {"additionalProperties": False, **whole}
+        whole = whole_schema(schema)
         self._definitions = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
         if style == "json":
             return self._json(whole)
@@ -69,7 +80,7 @@ class ArgumentRules:
     def _json(self, schema: Any) -> str:
         whole = {**self._definitions, **schema} if isinstance(schema, Mapping) else schema
         if isinstance(whole, Mapping):
-            whole = {**whole, "x-guidance": {**SPACING, "lenient": not self._is_strict}}
+            whole = with_options(whole, is_strict=self._is_strict)
         return self._add(f"%json {json.dumps(whole)}")
 
     def _separated(self, fields: Mapping[str, str], required: set[str], separator: str) -> str:
