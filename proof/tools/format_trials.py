@@ -22,7 +22,7 @@ KINDS = {"function_gemma": Kind(has_plain_keys=True, taken=("<escape>",))}
 REASONING_OF = {"hermes": "think", "qwen3_coder": "think", "deepseek_v3": "think", "deepseek_v31": "think",
                 "smollm2": "think", "mistral": "mistral", "harmony": "harmony"}  # fmt: skip
 """Of formats whose models reason."""
-CUT_EVERYWHERE = 20
+CUT_EVERYWHERE = 10
 """Conversations of a template whose answers are cut at every byte; those of a format are in all of them."""
 
 
@@ -33,7 +33,7 @@ def conversations(form: str, seed: int, count: int) -> Iterator[tuple[int, Conve
 
 
 def of_format(name: str, seed: int, count: int) -> dict[str, Any]:
-    """Outcome of answers as models of the format write them."""
+    """Outcome of answers as models of the format write them, tags as text and as tokens, cut everywhere in turns."""
     found: Counter[str] = Counter()
     reasoning = REASONING[ReasoningFormatName(REASONING_OF[name])] if name in REASONING_OF else None
     for number, one in conversations(name, seed, count):
@@ -43,7 +43,9 @@ def of_format(name: str, seed: int, count: int) -> dict[str, Any]:
         )  # fmt: skip
         for has_tokens in (False, True):
             answers = Answers(TOOLS[ToolFormatName(name)], reasoning, one.schemas, has_tokens=has_tokens)
-            broken = _broken(answers, as_written(name, last), last, random.Random(number), found)
+            is_cut = has_tokens is bool(number % 2)
+            rng = random.Random(number)
+            broken = _broken(answers, as_written(name, last), last, rng, found, is_cut_everywhere=is_cut)
             if broken:
                 return {**found, "broken": f"conversation {number}: {broken}"}
         found["conversations"] += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -73,23 +73,25 @@ class Comparison:
         """The first prompt of the conversation that differs from transformers', "" = none. RefusedError where
         transformers renders none."""
         for name, adds_prompt in (("whole", True), ("before", True), ("until_calls", False)):
-            theirs, why = self._theirs_of(conversation, name, adds_prompt=adds_prompt)
-            if not theirs:
-                raise RefusedError(why)
             messages = getattr(conversation, name)()
             try:
                 ours = self._ours.render(messages, Rendering(tools=conversation.tools, adds_prompt=adds_prompt))
             except InvalidRequestError as error:
-                return f"{name}: refused: {error.why}"
-            if ours not in theirs:
-                return f"{name}: {ours[-300:]!r}, transformers: {[one[-300:] for one in theirs]}"
-            self.styles.add(theirs[ours])
+                ours = f"refused: {error.why}"
+            others = []
+            for style, theirs in self._theirs_of(conversation, name, adds_prompt=adds_prompt):
+                if theirs == ours:
+                    self.styles.add(style)
+                    break
+                others.append(theirs[-300:])
+            else:
+                return f"{name}: {ours[-300:]!r}, transformers: {others}"
         return ""
 
-    def _theirs_of(self, conversation: Conversation, name: str, *, adds_prompt: bool) -> tuple[dict[str, str], str]:
-        """Prompts of transformers for the forms of messages that the template takes, and why it takes no other."""
-        found: dict[str, str] = {}
-        why = ""
+    def _theirs_of(self, conversation: Conversation, name: str, *, adds_prompt: bool) -> Iterator[tuple[str, str]]:
+        """The forms of messages that the template takes, and transformers' prompts for them. RefusedError if it takes
+        none."""
+        why, is_taken = "", False
         for is_text in (False, True):
             for missing in MISSING:
                 messages = getattr(conversation, name)(is_text=is_text, missing=missing)
@@ -99,9 +101,11 @@ class Comparison:
                 except Exception as error:  # noqa: BLE001 - a template fails as it likes
                     why = str(error) or type(error).__name__
                     continue
+                is_taken = True
                 content = next(iter(missing.values()), "absent")
-                found.setdefault(text, f"{'text' if is_text else 'object'}, content {content!r}")
-        return found, why
+                yield f"{'text' if is_text else 'object'}, content {content!r}", text
+        if not is_taken:
+            raise RefusedError(why)
 
     def _render_theirs(self, messages: list[Any], tools: Any, *, adds_prompt: bool, **more: Any) -> str:
         """`apply_chat_template`, or what that calls where content is none, for it leaves such content out."""

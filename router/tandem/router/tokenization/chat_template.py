@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -17,6 +17,7 @@ import jinja2.visitor
 
 from tandem.core.errors import InvalidRequestError, ModelError
 from tandem.router.error_quoting import quoted, shortened
+from tandem.router.tokenization.call_arguments import object_of
 from tandem.router.tokenization.template_sandbox import BoundedSandbox, LongText, TooLargeError, TooLongError
 
 MAX_VARIABLES_BYTES = 16 * 1024
@@ -58,10 +59,25 @@ DEFAULT_RENDERING = Rendering()
 @dataclass(frozen=True, slots=True)
 class _CallStyle:
     """How a template reads an answer of calls: what stands for content that is missing, and whether arguments are JSON
-    texts or objects."""
+    texts or objects. `takes_text`: it writes a text, too, where it reads objects."""
 
     without_content: Mapping[str, Any] = field(default_factory=dict)
     has_text_arguments: bool = False
+    takes_text: bool = False
+
+    def written(self, call: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The call as the template reads it. A model may have written what is no object: then that is shown, or else
+        the fields that are complete."""
+        if self.has_text_arguments:
+            return call
+        given = call["function"]["arguments"]
+        try:
+            value = json.loads(given)
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            value = given if self.takes_text else object_of(given)
+        return {**call, "function": {**call["function"], "arguments": value}}
 
 
 _CALL_STYLES = tuple(
@@ -104,6 +120,7 @@ class ChatTemplate:
         self._try()
         if "tool_calls" in source:
             self._call_style = self._found_style()
+            self._call_style = self._found_style_of_text()
         self.source = source
 
     def _try(self) -> None:
@@ -132,6 +149,18 @@ class ChatTemplate:
                 if "probe" in text and "value" in text and "{'key'" not in text:
                     return self._call_style
         return found
+
+    def _found_style_of_text(self) -> _CallStyle:
+        """The same style, with whether the template writes a text in place of an object."""
+        found = self._call_style
+        self._call_style = replace(found, takes_text=True)
+        broken = {**_CALL, "function": {"name": "probe", "arguments": "{broken"}}
+        chat = [_PROBE[0], {**_PROBE[1], "tool_calls": [broken]}]
+        try:
+            is_shown = "{broken" in self.render(chat, Rendering(adds_prompt=False))
+        except InvalidRequestError:
+            is_shown = False
+        return self._call_style if is_shown else found
 
     def render(
         self,
@@ -177,8 +206,7 @@ class ChatTemplate:
         written = {key: value for key, value in message.items() if value is not None}
         if "tool_calls" not in written:
             return written
-        if not self._call_style.has_text_arguments:
-            written["tool_calls"] = [_with_object(call) for call in written["tool_calls"]]
+        written["tool_calls"] = [self._call_style.written(call) for call in written["tool_calls"]]
         return {**self._call_style.without_content, **written}
 
     def _check(self, rendering: Rendering) -> None:
@@ -187,11 +215,6 @@ class ChatTemplate:
                 what = f"chat_template_kwargs has {quoted(name)}"
                 why = f"the model's chat template reads {', '.join(sorted(self._settable)) or 'no variable'}"
                 raise InvalidRequestError(what, why=why, todo="leave it out", param="chat_template_kwargs")
-
-
-def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
 
 
 def check_variables(variables: Mapping[str, Any]) -> None:

@@ -277,3 +277,38 @@ def model_with_template(folder: Path, source: str) -> Any:
     shutil.copytree(MODEL, folder / "model")
     (folder / "model" / "chat_template.jinja").write_text(source)
     return Tokenizer.load(folder / "model")
+
+
+CALL: dict[str, Any] = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1, "b": "x'}}
+TURN: list[dict[str, Any]] = [
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "content": "?"},
+]
+CALLS = """\
+{%- for m in messages %}{% if m.tool_calls %}
+{%- for c in m.tool_calls %}<{{ c.function.name }}:{{ WRITTEN }}>{% endfor %}
+{%- else %}{{ m.content }}{% endif %}{% endfor %}"""
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("c.function.arguments", '{"a": 1, "b": "x'),
+        ("c.function.arguments | tojson", json.dumps(CALL["function"]["arguments"])),
+        ("c.function.arguments.items() | list", "[('a', 1)]"),
+    ],
+)
+def test_arguments_that_are_no_object_are_shown_as_far_as_the_template_can(written: str, shown: str) -> None:
+    template = ChatTemplate(CALLS.replace("WRITTEN", written), {})
+    assert template.render(TURN) == f"Hi<f:{shown}>?"
+
+
+def test_a_call_in_front_of_others_needs_what_a_template_reads_of_it() -> None:
+    """The templates of some models write the last message in another way than the others."""
+    source = """\
+{%- for m in messages %}
+{%- if loop.last %}{{ m.content }}{% else %}{{ m.content.split('</think>')[-1] }}{% endif %}
+{%- for c in m.tool_calls %}<{{ c.function.name }}:{{ c.function.arguments | tojson }}>{% endfor %}{% endfor %}"""
+    call = {**CALL, "function": {"name": "f", "arguments": "{}"}}
+    assert ChatTemplate(source, {}).render([TURN[0], {**TURN[1], "tool_calls": [call]}, TURN[2]]) == "Hi<f:{}>?"
