@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import jsonschema_rs
 
 from bench.report import ROOT
@@ -100,9 +101,10 @@ def _outcome(cluster: Cluster, seed: int, number: int) -> dict[str, Any]:
         "model": "smollm2", "messages": [{"role": "user", "content": rng.choice(QUESTIONS)}], "tools": tools,
         "tool_choice": "required", "max_tokens": MOST_TOKENS, "temperature": rng.choice((0, 0.8, 1)), "seed": number,
     }  # fmt: skip
-    status, answer = cluster.post("/v1/chat/completions", body)
-    if status != 200:
-        return {"broken": f"{status}: {answer}"}
+    response = httpx.post(f"{cluster.api}/v1/chat/completions", json=body, timeout=600)
+    if response.status_code != 200:
+        return {"broken": f"{response.status_code}: {response.text[:300]}"}
+    answer = response.json()
     choice = answer["choices"][0]
     calls = choice["message"].get("tool_calls") or []
     found = {"tokens": answer["usage"]["completion_tokens"], "calls": len(calls)}

@@ -47,8 +47,7 @@ class ArgumentRules:
 
     def of(self, schema: Mapping[str, Any] | None, style: str) -> str:
         """The name of the rule for arguments by `schema`."""
-        whole = whole_schema(schema)
-        self._definitions = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
+        whole = self._whole(schema)
         if style == "json":
             return self._json(whole)
         properties = whole.get("properties")
@@ -62,6 +61,20 @@ class ArgumentRules:
                 f"{name}=" for name in required
             }, ", ")  # fmt: skip
         return self._gemma_fields(fields, required, _DEPTH)
+
+    def of_call(self, written: str, name: str, schema: Mapping[str, Any] | None) -> str:
+        """The name of the rule for a call that is one JSON object: it shares its beginning with other JSON, and may
+        stand where that may. `written` has $name and $arguments."""
+        whole = self._whole(schema)
+        fields = json.loads(written.replace("$arguments", '"$arguments"'))
+        properties = {key: {"const": name} if value == "$name" else whole for key, value in fields.items()}
+        call = {"type": "object", "properties": properties, "required": [*fields], "additionalProperties": False}
+        return self._json(call)
+
+    def _whole(self, schema: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        whole = whole_schema(schema)
+        self._definitions = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
+        return whole
 
     def of_input(self, grammar: str, style: str) -> str:
         """The name of the rule for the arguments of a custom tool whose input is a text of `grammar`, the name of
