@@ -61,16 +61,13 @@ def main() -> int:
 
 def prove_conversations(record: Record, arguments: argparse.Namespace, end_s: float) -> int:
     """Each format as its models write it, and each template; returns how many are left when the time is over."""
-    import transformers  # it takes seconds, and the other parts need none of it
-
-    theirs = transformers.AutoTokenizer.from_pretrained(str(ROOT / "models" / "tandem-tiny"))
     folder, seed, count = arguments.templates, arguments.seed, arguments.conversations
     files = {f"ours: {file.stem}": file for file in sorted(OURS.glob("*.jinja"))}
     files |= {file.stem: file for file in sorted(folder.glob("*.jinja"))} if folder else {}
     work: list[tuple[str, str, Callable[[], dict[str, Any]]]] = [
         ("formats", name, partial(of_format, name, seed, count)) for name in FORMATS
     ]
-    work += [("templates", name, partial(of_template, file, theirs, seed, count)) for name, file in files.items()]
+    work += [("templates", name, partial(of_template, file, seed, count)) for name, file in files.items()]
     left = 0
     for part, name, trial in work:
         found: dict[str, Any] = record.content.setdefault(part, {})

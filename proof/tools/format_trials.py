@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bench.report import ROOT
 from proof.tools.conversations import Conversation, Kind, Turn, conversation
 from proof.tools.round_trips import Answers, is_equal
 from proof.tools.templates import LOSSY, Comparison, RefusedError, Written
@@ -66,11 +68,19 @@ def as_written(form: str, turn: Turn) -> str:
     return f"{thoughts}{turn.content}{calls}"
 
 
-def of_template(file: Path, theirs: Any, seed: int, count: int) -> dict[str, Any]:
+@functools.cache
+def tokenizer_of_transformers() -> Any:
+    """One that renders chat templates."""
+    import transformers  # it takes seconds, and the other parts need none of it
+
+    return transformers.AutoTokenizer.from_pretrained(str(ROOT / "models" / "tandem-tiny"))
+
+
+def of_template(file: Path, seed: int, count: int) -> dict[str, Any]:
     """Outcome of conversations as a template writes them. Those that transformers refuses go without content beside
     thoughts, which is what some templates object to."""
     try:
-        comparison = Comparison(file, theirs)
+        comparison = Comparison(file, tokenizer_of_transformers())
     except ModelError as error:
         return {"format": "none", "why": f"it does not compile: {error.why}"}
     form = comparison.formats.tools

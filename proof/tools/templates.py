@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from transformers.utils.chat_template_utils import render_jinja_template
-
 from proof.tools.conversations import Conversation
 from tandem.core.errors import InvalidRequestError
 from tandem.router.output_formats.registry import ModelFormats, formats_of
@@ -112,6 +110,8 @@ class Comparison:
         given = {"chat_template": self._source, "add_generation_prompt": adds_prompt, "tools": tools, **more}
         if all(message.get("content", "") is not None for message in messages):
             return str(self._theirs.apply_chat_template(messages, tokenize=False, **given))
+        from transformers.utils.chat_template_utils import render_jinja_template  # it takes seconds
+
         rendered: Any = render_jinja_template(conversations=[messages], **self._theirs.special_tokens_map, **given)
         return str(rendered[0][0])
 

@@ -59,11 +59,21 @@ DEFAULT_RENDERING = Rendering()
 @dataclass(frozen=True, slots=True)
 class _CallStyle:
     """How a template reads an answer of calls: what stands for content that is missing, and whether arguments are JSON
-    texts or objects. `takes_text`: it writes a text, too, where it reads objects."""
+    texts or objects. `takes_text`: it writes a text, too, where it reads objects. `joins_thoughts`: beside calls it
+    reads thoughts or content, and not both."""
 
     without_content: Mapping[str, Any] = field(default_factory=dict)
     has_text_arguments: bool = False
     takes_text: bool = False
+    joins_thoughts: bool = False
+
+    def answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """An answer of calls as the template reads it."""
+        written = {**message, "tool_calls": [self.written(call) for call in message["tool_calls"]]}
+        thoughts = written.get(THOUGHT_NAMES[0])
+        if self.joins_thoughts and thoughts and written.get("content"):
+            written |= dict.fromkeys(THOUGHT_NAMES, f"{thoughts}\n\n{written.pop('content')}")
+        return {**self.without_content, **written}
 
     def written(self, call: Mapping[str, Any]) -> Mapping[str, Any]:
         """The call as the template reads it. A model may have written what is no object: then that is shown, or else
@@ -120,7 +130,7 @@ class ChatTemplate:
         self._try()
         if "tool_calls" in source:
             self._call_style = self._found_style()
-            self._call_style = self._found_style_of_text()
+            self._call_style = self._widened_style()
         self.source = source
 
     def _try(self) -> None:
@@ -150,17 +160,24 @@ class ChatTemplate:
                     return self._call_style
         return found
 
-    def _found_style_of_text(self) -> _CallStyle:
-        """The same style, with whether the template writes a text in place of an object."""
-        found = self._call_style
-        self._call_style = replace(found, takes_text=True)
-        broken = {**_CALL, "function": {"name": "probe", "arguments": "{broken"}}
-        chat = [_PROBE[0], {**_PROBE[1], "tool_calls": [broken]}]
+    def _widened_style(self) -> _CallStyle:
+        """The same style, with what else the template reads of a call."""
+        style = self._call_style
+        thoughts = dict.fromkeys(THOUGHT_NAMES, "Hm")
+        if not self._writes(style, _TURN[1] | thoughts | {"content": "Well"}):
+            joined = replace(style, joins_thoughts=True)
+            style = joined if self._writes(joined, _TURN[1] | thoughts | {"content": "Well"}) else style
+        text = {**_CALL, "function": {"name": "probe", "arguments": "{value"}}
+        taking = replace(style, takes_text=True)
+        return taking if self._writes(taking, {**_TURN[1], "tool_calls": [text]}, "{value") else style
+
+    def _writes(self, style: _CallStyle, answer: Mapping[str, Any], expected: str = "probe") -> bool:
+        """True if an answer of this style is written out, with the text `expected` in it."""
+        self._call_style = style
         try:
-            is_shown = "{broken" in self.render(chat, Rendering(adds_prompt=False))
+            return expected in self.render([_TURN[0], answer], Rendering(adds_prompt=False))
         except InvalidRequestError:
-            is_shown = False
-        return self._call_style if is_shown else found
+            return False
 
     def render(
         self,
@@ -206,8 +223,7 @@ class ChatTemplate:
         written = {key: value for key, value in message.items() if value is not None}
         if "tool_calls" not in written:
             return written
-        written["tool_calls"] = [self._call_style.written(call) for call in written["tool_calls"]]
-        return {**self._call_style.without_content, **written}
+        return self._call_style.answer(written)
 
     def _check(self, rendering: Rendering) -> None:
         for name in rendering.variables:
