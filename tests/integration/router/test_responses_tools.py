@@ -314,7 +314,7 @@ def test_a_regex_of_a_custom_tool_is_in_the_grammar(house: RouterHarness, said: 
         ({"tool_choice": {"type": "mcp", "server_label": "a"}}, "tool_choice.type"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "function", "name": "f", "strict": True, "parameters": {"type": "nothing"}}],
-          "tool_choice": "required"}, "tool_choice"),
+          "tool_choice": "required"}, "tools[0].parameters.type"),
         ({"max_tool_calls": 1}, "max_tool_calls"),
         ({"tool_choice": "required", "text": {"format": {"type": "json_object"}}}, "text.format"),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
