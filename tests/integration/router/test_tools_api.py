@@ -303,6 +303,7 @@ def grammar(syntax: str, definition: str) -> dict[str, Any]:
     return {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
 
 
+UNKNOWN = {"type": "object", "properties": {"city": {"type": "text"}}}
 DEEP: Any = {}
 for _ in range(40):
     DEEP = {"properties": DEEP}
@@ -345,18 +346,28 @@ for _ in range(40):
         ({"messages": [{"role": "user", "content": "x", "tool_calls": [
             {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}]},
          "messages[0].tool_calls"),
-        ({"messages": [{"role": "assistant", "tool_calls": [
-            {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{"}}]}]},
-         "messages[0].tool_calls[0].function.arguments"),
-        ({"messages": [{"role": "assistant", "tool_calls": [
-            {"id": "a", "type": "function", "function": {"name": "f", "arguments": "[]"}}]}]},
-         "messages[0].tool_calls[0].function.arguments"),
+        ({"tools": [tool(parameters=UNKNOWN)], "tool_choice": "required"},
+         "tools[0].function.parameters.properties.city.type"),
+        ({"tools": [tool("f"), tool("g", strict=True, parameters=UNKNOWN)]},
+         "tools[1].function.parameters.properties.city.type"),
+        ({"tools": [tool(parameters=UNKNOWN)], "response_format": {"type": "json_object"}},
+         "tools[0].function.parameters.properties.city.type"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "type": "custom", "custom": {"name": "f"}}]}]},
          "messages[0].tool_calls[0].custom.input"),
     ],
 )  # fmt: skip
 def test_mistakes_are_named(house: RouterHarness, fields: Any, param: str) -> None:
     assert error_of(ask(house, **fields))["param"] == param
+
+
+@pytest.mark.parametrize("arguments", ["{'city': 'Oslo'}", '{"city": "Oslo"', "[]", "Oslo"])
+def test_arguments_that_a_model_wrote_wrong_are_shown_to_it(house: RouterHarness, said: Said, arguments: str) -> None:
+    """Agents send them back, with what was wrong as the result."""
+    call = {"id": "a", "type": "function", "function": {"name": "get_weather", "arguments": arguments}}
+    result = {"role": "tool", "tool_call_id": "a", "content": "Error: the arguments are no JSON object"}
+    messages = [*USER, {"role": "assistant", "tool_calls": [call]}, result]
+    assert ask(house, tools=TOOLS, messages=messages).status_code == 200
+    assert f'"arguments": {json.dumps(arguments)}' in prompt_of(house, said)
 
 
 def test_allowed_tools_are_a_choice_among_those_of_the_prompt(house: RouterHarness, said: Said) -> None:

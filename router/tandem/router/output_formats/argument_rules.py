@@ -24,6 +24,19 @@ _MOST_CHARS = 4096
 _DEPTH = 4
 
 
+def whole_schema(schema: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The schema of parameters of a function with what it leaves unsaid."""
+    whole = {"type": "object", **schema} if schema else _NO_PARAMETERS
+    return (
+        {"additionalProperties": False, **whole} if "properties" in whole and not _ELSEWHERE & whole.keys() else whole
+    )
+
+
+def with_options(schema: Mapping[str, Any], *, is_strict: bool) -> dict[str, Any]:
+    """The schema with llguidance's options; `is_strict` False = unknown keywords are ignored."""
+    return {**schema, "x-guidance": {**SPACING, "lenient": not is_strict}}
+
+
 class ArgumentRules:
     """`rules` are named behind `prefix`; `terms` writes tags; `is_strict` False = unknown keywords are ignored."""
 
@@ -34,10 +47,7 @@ class ArgumentRules:
 
     def of(self, schema: Mapping[str, Any] | None, style: str) -> str:
         """The name of the rule for arguments by `schema`."""
-        whole = {"type": "object", **schema} if schema else _NO_PARAMETERS
-        if "properties" in whole and not _ELSEWHERE & whole.keys():
-            whole = {"additionalProperties": False, **whole}
-        self._definitions = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
+        whole = self._whole(schema)
         if style == "json":
             return self._json(whole)
         properties = whole.get("properties")
@@ -51,6 +61,20 @@ class ArgumentRules:
                 f"{name}=" for name in required
             }, ", ")  # fmt: skip
         return self._gemma_fields(fields, required, _DEPTH)
+
+    def of_call(self, written: str, name: str, schema: Mapping[str, Any] | None) -> str:
+        """The name of the rule for a call that is one JSON object: it shares its beginning with other JSON, and may
+        stand where that may. `written` has $name and $arguments."""
+        whole = self._whole(schema)
+        fields = json.loads(written.replace("$arguments", '"$arguments"'))
+        properties = {key: {"const": name} if value == "$name" else whole for key, value in fields.items()}
+        call = {"type": "object", "properties": properties, "required": [*fields], "additionalProperties": False}
+        return self._json(call)
+
+    def _whole(self, schema: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        whole = whole_schema(schema)
+        self._definitions = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
+        return whole
 
     def of_input(self, grammar: str, style: str) -> str:
         """The name of the rule for the arguments of a custom tool whose input is a text of `grammar`, the name of
@@ -69,7 +93,7 @@ class ArgumentRules:
     def _json(self, schema: Any) -> str:
         whole = {**self._definitions, **schema} if isinstance(schema, Mapping) else schema
         if isinstance(whole, Mapping):
-            whole = {**whole, "x-guidance": {**SPACING, "lenient": not self._is_strict}}
+            whole = with_options(whole, is_strict=self._is_strict)
         return self._add(f"%json {json.dumps(whole)}")
 
     def _separated(self, fields: Mapping[str, str], required: set[str], separator: str) -> str:

@@ -60,10 +60,9 @@ def _check_inputs(form: ToolFormat, use: ToolUse, *, has_grammar: bool) -> None:
 def calls_or_answer(
     grammar: str, formats: ModelFormats, use: ToolUse, tags: Mapping[str, int], thinking: Thinking = "possible"
 ) -> str:
-    """`behind_reasoning` of answers that may call tools instead: then they are calls alone, by their schemas. Where
-    calls may begin as the answer does, without a tag, there are none."""
+    """`behind_reasoning` of answers that may call tools instead: then they are calls alone, by their schemas."""
     form = formats.tools
-    if form is None or form.openings:
+    if form is None:
         return behind_reasoning(grammar, formats, tags, thinking)
     start = _CallGrammar(form, formats.reasoning, use, tags).calls_or(thinking, "@answer")
     return _with_answer(start, grammar)
@@ -151,11 +150,13 @@ class _CallGrammar(_Rules):
 
     def calls_or(self, thinking: Thinking, rest: str) -> str:
         """Calls as in `forced`, or `rest` in place of them."""
-        return self._text(f"{self._reasoning_before(thinking)} ({self._calls()} | {self._final} {rest})")
+        is_json = bool(self._form.openings) and self._form.shape.style == "json"
+        return self._text(f"{self._reasoning_before(thinking)} ({self._calls(is_json=is_json)} | {self._final} {rest})")
 
-    def _calls(self) -> str:
+    def _calls(self, *, is_json: bool = False) -> str:
+        """`is_json`: other JSON may stand in place of a call."""
         shape = self._form.shape
-        self._add_calls(shape.call)
+        self._add_calls(shape.call, is_json=is_json)
         has_many = self._use.is_parallel and shape.is_parallel and self._use.mode != "named"
         more = f"({self._terms(shape.between)} call)*" if has_many else ""
         return f"{self._terms(shape.before)} call {more} {self._terms(shape.after)}"
@@ -177,12 +178,16 @@ class _CallGrammar(_Rules):
         times = "*" if self._use.is_parallel else "?"
         return self._text(f"{self._reasoning_before(thinking)} ({self._until(trigger)} {calls}){times} TEXT")
 
-    def _add_calls(self, written: str) -> None:
+    def _add_calls(self, written: str, *, is_json: bool = False) -> None:
         functions = [tool["function"] for tool in self._use.tools if tool["function"]["name"] in self._use.allowed]
         for place, function in enumerate(functions):
             arguments = ArgumentRules(f"a{place}", self._terms, is_strict=function["name"] in self._use.strict)
-            rule = self._arguments(arguments, function, f"input_{place}")
-            self._rules.append(f"call_{place}: {self._terms(written, str(function['name']), rule)}")
+            if is_json:
+                rule = arguments.of_call(written, str(function["name"]), function.get("parameters"))
+            else:
+                rule = self._arguments(arguments, function, f"input_{place}")
+                rule = self._terms(written, str(function["name"]), rule)
+            self._rules.append(f"call_{place}: {rule}")
             self._rules += arguments.rules
         self._rules.append("call: " + " | ".join(f"call_{place}" for place in range(len(functions))))
 

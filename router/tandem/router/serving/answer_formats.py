@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,6 +12,7 @@ from tandem.core.errors import InvalidRequestError, UnsupportedParameterError
 from tandem.core.output_grammar import OutputGrammar
 from tandem.core.thought_budget import ThoughtBudget
 from tandem.router.dispatch.inflight_request import GenerationRequest
+from tandem.router.output_formats.argument_rules import whole_schema, with_options
 from tandem.router.output_formats.choice import ThoughtLimit
 from tandem.router.output_formats.grammar import Thinking, behind_reasoning, call_grammar, calls_or_answer
 from tandem.router.output_formats.parser import ParserSpec
@@ -23,6 +25,8 @@ _SWITCHES = ("enable_thinking", "thinking")
 """Variables of chat templates that turn reasoning on or off: Qwen's and others', DeepSeek's."""
 _LEVELS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 """Levels of gpt-oss for those that it does not know."""
+_SCHEMA_PARAMS = {"chat": "function.parameters", "messages": "input_schema", "responses": "parameters"}
+"""Where a tool has the schema of its arguments, by API."""
 _PROMPT_END_TOKENS = 16
 """Enough to see whether a prompt ends with the beginning of reasoning."""
 
@@ -76,6 +80,22 @@ def _constrained(ask: GenerationRequest, grammar: str) -> GenerationRequest:
         raise UnsupportedParameterError(what, why=why, todo=todo, param=ask.output_grammar.param)
     param = "tool_choice" if ask.tools.is_forced else "tools"
     return replace(ask, output_grammar=OutputGrammar(grammar, param, "tools"))
+
+
+def argument_schemas(ask: GenerationRequest) -> list[OutputGrammar]:
+    """The schemas of the arguments of each function alone: where the grammar of all calls is refused, the one that is
+    refused, too, has the place of the fault."""
+    use = ask.tools
+    if use is None:
+        return []
+    grammars = []
+    for position, tool in enumerate(use.tools):
+        name, schema = tool["function"]["name"], tool["function"].get("parameters")
+        if name in use.allowed and name not in use.customs and schema:
+            whole = with_options(whole_schema(schema), is_strict=name in use.strict)
+            param = f"tools[{position}].{_SCHEMA_PARAMS[ask.api]}"
+            grammars.append(OutputGrammar(json.dumps({"grammars": [{"json_schema": whole}]}), param, "tools"))
+    return grammars
 
 
 def _behind_reasoning(ask: GenerationRequest, tokenizer: Tokenizer, formats: ModelFormats) -> GenerationRequest:

@@ -10,14 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from tandem.core.config import ServedModel
-from tandem.core.errors import ContextLengthError, InvalidRequestError, UnknownModelError
+from tandem.core.errors import ContextLengthError, InvalidGrammarError, InvalidRequestError, UnknownModelError
 from tandem.core.output_grammar import OutputGrammar
 from tandem.core.sampling import SamplingParams
 from tandem.router.dispatch.inflight_request import Echo, GenerationRequest
 from tandem.router.error_quoting import quoted
 from tandem.router.output_formats.registry import ModelFormats, formats_of
 from tandem.router.output_formats.tool_prompt import with_tools_as_text
-from tandem.router.serving.answer_formats import parsing_of, thought_budget_of, with_call_grammar, with_effort
+from tandem.router.serving.answer_formats import (
+    argument_schemas,
+    parsing_of,
+    thought_budget_of,
+    with_call_grammar,
+    with_effort,
+)
 from tandem.router.serving.grammar_check import check_grammar
 from tandem.router.tenancy.authenticator import request_salt
 from tandem.router.tokenization.chat_template import Rendering, check_variables
@@ -170,7 +176,7 @@ class RequestParser:
                 await check_grammar(OutputGrammar(given.lark, f"{given.param}.definition", is_written=True))
                 await asyncio.sleep(0)  # other streams go on meanwhile
         if ask.output_grammar is not None:
-            more["grammar"] = (await check_grammar(ask.output_grammar)).text
+            more["grammar"] = await _checked_grammar(ask, ask.output_grammar)
         is_echo_alone = ask.echoes and ask.options.get("max_tokens") == 0
         if is_echo_alone:  # no worker answers without a token
             more["max_tokens"] = 1
@@ -294,6 +300,17 @@ def _no_id(param: str, ids: Sequence[int], vocab_size: int) -> InvalidRequestErr
     wrong = next(token for token in ids if not 0 <= token < vocab_size)
     why = f"the vocabulary has ids 0 to {vocab_size - 1}"
     return InvalidRequestError(f"{param} has the token id {wrong}", why=why, param=param)
+
+
+async def _checked_grammar(ask: GenerationRequest, grammar: OutputGrammar) -> str:
+    """The text of a request's grammar for workers. InvalidGrammarError, with the place of the fault in a tool if it is
+    in one."""
+    try:
+        return (await check_grammar(grammar)).text
+    except InvalidGrammarError:
+        for schema in argument_schemas(ask):
+            await check_grammar(schema)
+        raise
 
 
 def _check_stops(stops: Sequence[str]) -> None:

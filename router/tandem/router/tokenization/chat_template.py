@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -17,6 +17,7 @@ import jinja2.visitor
 
 from tandem.core.errors import InvalidRequestError, ModelError
 from tandem.router.error_quoting import quoted, shortened
+from tandem.router.tokenization.call_arguments import object_of
 from tandem.router.tokenization.template_sandbox import BoundedSandbox, LongText, TooLargeError, TooLongError
 
 MAX_VARIABLES_BYTES = 16 * 1024
@@ -58,10 +59,35 @@ DEFAULT_RENDERING = Rendering()
 @dataclass(frozen=True, slots=True)
 class _CallStyle:
     """How a template reads an answer of calls: what stands for content that is missing, and whether arguments are JSON
-    texts or objects."""
+    texts or objects. `takes_text`: it writes a text, too, where it reads objects. `joins_thoughts`: beside calls it
+    reads thoughts or content, and not both."""
 
     without_content: Mapping[str, Any] = field(default_factory=dict)
     has_text_arguments: bool = False
+    takes_text: bool = False
+    joins_thoughts: bool = False
+
+    def answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """An answer of calls as the template reads it."""
+        written = {**message, "tool_calls": [self.written(call) for call in message["tool_calls"]]}
+        thoughts = written.get(THOUGHT_NAMES[0])
+        if self.joins_thoughts and thoughts and written.get("content"):
+            written |= dict.fromkeys(THOUGHT_NAMES, f"{thoughts}\n\n{written.pop('content')}")
+        return {**self.without_content, **written}
+
+    def written(self, call: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The call as the template reads it. A model may have written what is no object: then that is shown, or else
+        the fields that are complete."""
+        if self.has_text_arguments:
+            return call
+        given = call["function"]["arguments"]
+        try:
+            value = json.loads(given)
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            value = given if self.takes_text else object_of(given)
+        return {**call, "function": {**call["function"], "arguments": value}}
 
 
 _CALL_STYLES = tuple(
@@ -70,6 +96,14 @@ _CALL_STYLES = tuple(
     for without_content in ({}, {"content": None}, {"content": ""})
 )
 """The first one is that of transformers."""
+_CALL = {"id": "123456789", "type": "function", "function": {"name": "probe", "arguments": '{"key": "value"}'}}
+_TURN: list[dict[str, Any]] = [
+    {"role": "user", "content": "Hello"},
+    {"role": "assistant", "content": None, "tool_calls": [_CALL]},
+    {"role": "tool", "tool_call_id": "123456789", "name": "probe", "content": "Well"},
+]
+_PROBE = [*_TURN, {"role": "assistant", "content": "Hello"}, *_TURN]
+"""Many templates write an earlier answer in another way than the last one."""
 
 
 class ChatTemplate:
@@ -100,6 +134,7 @@ class ChatTemplate:
         self._try()
         if "tool_calls" in source:
             self._call_style = self._found_style()
+            self._call_style = self._widened_style()
         self.source = source
 
     def _try(self) -> None:
@@ -116,21 +151,37 @@ class ChatTemplate:
         return variable in self._settable
 
     def _found_style(self) -> _CallStyle:
-        """The first style in which the template writes a call: templates differ in what they read."""
-        call = {"id": "123456789", "type": "function", "function": {"name": "probe", "arguments": '{"key": "value"}'}}
-        chat: list[dict[str, Any]] = [
-            {"role": "user", "content": "Hello"},
-            {"role": "assistant", "content": None, "tool_calls": [call]},
-        ]
+        """The first style in which the template writes calls, earlier ones and the last: templates differ in what they
+        read. Where no style is fit for a whole conversation, the first one for a single call."""
         found = self._call_style
-        for self._call_style in _CALL_STYLES:
-            try:
-                text = self.render(chat, Rendering(adds_prompt=False))
-            except InvalidRequestError:
-                continue
-            if "probe" in text and "value" in text and "{'key'" not in text:
-                return self._call_style
+        for chat in (_PROBE, _PROBE[:2]):
+            for self._call_style in _CALL_STYLES:
+                try:
+                    text = self.render(chat, Rendering(adds_prompt=False))
+                except InvalidRequestError:
+                    continue
+                if "probe" in text and "value" in text and "{'key'" not in text:
+                    return self._call_style
         return found
+
+    def _widened_style(self) -> _CallStyle:
+        """The same style, with what else the template reads of a call."""
+        style = self._call_style
+        thoughts = dict.fromkeys(THOUGHT_NAMES, "Hm")
+        if not self._writes(style, _TURN[1] | thoughts | {"content": "Well"}):
+            joined = replace(style, joins_thoughts=True)
+            style = joined if self._writes(joined, _TURN[1] | thoughts | {"content": "Well"}) else style
+        text = {**_CALL, "function": {"name": "probe", "arguments": "{value"}}
+        taking = replace(style, takes_text=True)
+        return taking if self._writes(taking, {**_TURN[1], "tool_calls": [text]}, "{value") else style
+
+    def _writes(self, style: _CallStyle, answer: Mapping[str, Any], expected: str = "probe") -> bool:
+        """True if an answer of this style is written out, with the text `expected` in it."""
+        self._call_style = style
+        try:
+            return expected in self.render([_TURN[0], answer], Rendering(adds_prompt=False))
+        except InvalidRequestError:
+            return False
 
     def render(
         self,
@@ -176,9 +227,7 @@ class ChatTemplate:
         written = {key: value for key, value in message.items() if value is not None}
         if "tool_calls" not in written:
             return written
-        if not self._call_style.has_text_arguments:
-            written["tool_calls"] = [_with_object(call) for call in written["tool_calls"]]
-        return {**self._call_style.without_content, **written}
+        return self._call_style.answer(written)
 
     def _check(self, rendering: Rendering) -> None:
         for name in rendering.variables:
@@ -186,11 +235,6 @@ class ChatTemplate:
                 what = f"chat_template_kwargs has {quoted(name)}"
                 why = f"the model's chat template reads {', '.join(sorted(self._settable)) or 'no variable'}"
                 raise InvalidRequestError(what, why=why, todo="leave it out", param="chat_template_kwargs")
-
-
-def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
 
 
 def check_variables(variables: Mapping[str, Any]) -> None:

@@ -154,12 +154,21 @@ def test_json_is_a_call_of_llama_only_with_the_name_of_a_tool() -> None:
          [("get_weather", '{"note": "12"}')]),
         ("qwen3_coder", "<function=get_weather>\n<parameter=note>\nnull\n</parameter>\n</function>",
          [("get_weather", '{"note": null}')]),
+        ("qwen3_coder", "<function=get_weather>\n<parameter=is_metric>\nTrue\n</parameter>\n<parameter=note>\nNone"
+         "\n</parameter>\n<parameter=where>\n{'name': 'x'}\n</parameter>\n<parameter=city>\nTrue\n</parameter>\n"
+         "</function>",
+         [("get_weather", '{"is_metric": true, "note": null, "where": {"name": "x"}, "city": "True"}')]),
+        ("qwen3_coder", "<function=get_weather>\n<parameter=days>\nTrue\n</parameter>\n<parameter=tags>\n['a'"
+         "\n</parameter>\n<parameter=note>\n(1, 2)\n</parameter>\n</function>",
+         [("get_weather", '{"days": "True", "tags": "[\'a\'", "note": "(1, 2)"}')]),
         ("mistral", '[TOOL_CALLS]f[CALL_ID]123456789[ARGS]{"a": 1}', [("f", '{"a": 1}')]),
         ("mistral", '[TOOL_CALLS]f{"a": 1}', [("f", '{"a": 1}')]),
         ("harmony", " to=functions.f<|channel|>commentary json<|message|>{}<|call|>", [("f", "{}")]),
         ("harmony", "<|channel|>analysis to=functions.f<|message|><|call|>", [("f", "{}")]),
         ("function_gemma", "<start_function_call>call:f{a:<escape>x<escape>,b:red}<end_function_call>",
          [("f", '{"a": "x", "b": "red"}')]),
+        ("function_gemma", "<start_function_call>call:f{a:[True,None],b:False}<end_function_call>",
+         [("f", '{"a": [true, null], "b": false}')]),
     ],
 )  # fmt: skip
 def test_other_ways_to_write_a_call(form: str, text: str, calls: list[tuple[str, str]]) -> None:

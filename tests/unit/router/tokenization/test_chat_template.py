@@ -14,6 +14,7 @@ from tandem.router.tokenization import chat_template, template_sandbox
 from tandem.router.tokenization.chat_template import (
     MAX_VARIABLES_BYTES,
     MAX_VARIABLES_DEPTH,
+    THOUGHT_NAMES,
     ChatTemplate,
     Rendering,
     UnendingTemplateError,
@@ -277,3 +278,52 @@ def model_with_template(folder: Path, source: str) -> Any:
     shutil.copytree(MODEL, folder / "model")
     (folder / "model" / "chat_template.jinja").write_text(source)
     return Tokenizer.load(folder / "model")
+
+
+CALL: dict[str, Any] = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1, "b": "x'}}
+TURN: list[dict[str, Any]] = [
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "content": "?"},
+]
+CALLS = """\
+{%- for m in messages %}{% if m.tool_calls %}
+{%- for c in m.tool_calls %}<{{ c.function.name }}:{{ WRITTEN }}>{% endfor %}
+{%- else %}{{ m.content }}{% endif %}{% endfor %}"""
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("c.function.arguments", '{"a": 1, "b": "x'),
+        ("c.function.arguments | tojson", json.dumps(CALL["function"]["arguments"])),
+        ("c.function.arguments.items() | list", "[('a', 1)]"),
+    ],
+)
+def test_arguments_that_are_no_object_are_shown_as_far_as_the_template_can(written: str, shown: str) -> None:
+    template = ChatTemplate(CALLS.replace("WRITTEN", written), {})
+    assert template.render(TURN) == f"Hi<f:{shown}>?"
+
+
+def test_a_call_in_front_of_others_needs_what_a_template_reads_of_it() -> None:
+    """The templates of some models write the last message in another way than the others."""
+    source = """\
+{%- for m in messages %}
+{%- if loop.last %}{{ m.content }}{% else %}{{ m.content.split('</think>')[-1] }}{% endif %}
+{%- for c in m.tool_calls %}<{{ c.function.name }}:{{ c.function.arguments | tojson }}>{% endfor %}{% endfor %}"""
+    call = {**CALL, "function": {"name": "f", "arguments": "{}"}}
+    assert ChatTemplate(source, {}).render([TURN[0], {**TURN[1], "tool_calls": [call]}, TURN[2]]) == "Hi<f:{}>?"
+
+
+def test_thoughts_and_content_are_joined_where_a_template_objects_to_both() -> None:
+    """Its own models write both beside calls, and clients send such an answer back."""
+    source = """\
+{%- for m in messages %}{% if m.tool_calls and m.content and m.thinking %}{{ raise_exception('both') }}{% endif %}
+{{- m.thinking or '' }}|{{ m.content or '' }}
+{%- for c in m.tool_calls %}<{{ c.function.name }}>{% endfor %}{% endfor %}"""
+    template = ChatTemplate(source, {})
+    thoughts = dict.fromkeys(THOUGHT_NAMES, "Hm.")
+    for content, expected in (("I look.", "Hm.\n\nI look.|<f>"), (None, "Hm.|<f>")):
+        assert template.render([{**TURN[1], **thoughts, "content": content}]) == expected
+    assert template.render([{**TURN[1], "content": "I look."}]) == "|I look.<f>"
+    assert template.render([{"role": "assistant", "content": "So.", **thoughts}]) == "Hm.|So."

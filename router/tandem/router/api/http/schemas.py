@@ -411,7 +411,7 @@ def _message_of(message: Message, where: str) -> dict[str, Any]:
         content = (message.refusal or "") if message.content is None else message.content
     said: dict[str, Any] = {"role": message.role, "content": content, "name": message.name, "refusal": message.refusal}
     if message.tool_calls:
-        said["tool_calls"] = calls_of(message.tool_calls, f"{where}.tool_calls")
+        said["tool_calls"] = calls_of(message.tool_calls)
         said["content"] = None if message.content is None else content
     if message.role == "tool":
         said["tool_call_id"] = message.tool_call_id

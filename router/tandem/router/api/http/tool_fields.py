@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 
 import orjson
 from pydantic import Discriminator, Field, Tag
-from pydantic_core import from_json, to_json
 
 from tandem.core.errors import InvalidRequestError, UnsupportedParameterError
 from tandem.router.api.http.output_fields import PlainTextFormat
@@ -346,43 +345,19 @@ def _chosen(choice: ToolChoice | None) -> Chosen:
     return choice or "auto", []
 
 
-def calls_of(calls: Sequence[ToolCall | CustomToolCall], where: str) -> list[dict[str, Any]]:
-    """Calls of an earlier answer, for templates; InvalidRequestError for arguments that are no JSON object."""
+def calls_of(calls: Sequence[ToolCall | CustomToolCall]) -> list[dict[str, Any]]:
+    """Calls of an earlier answer, for templates. Arguments are as they were given: a model may have written no JSON."""
     return [
-        call_of(call.id, call.function.name, arguments_of(call.function.arguments, f"{where}[{n}].function.arguments"))
+        call_of(call.id, call.function.name, call.function.arguments.strip() or "{}")
         if isinstance(call, ToolCall)
         else call_of(call.id, call.custom.name, arguments_with(call.custom.input))
-        for n, call in enumerate(calls)
+        for call in calls
     ]
 
 
 def call_of(given_id: str, name: str, arguments: str) -> dict[str, Any]:
     """A call as chat templates read it."""
     return {"id": given_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def arguments_of(given: str, where: str) -> str:
-    """The arguments of a call at `where` in a request; InvalidRequestError if they are no JSON object."""
-    text = given.strip() or "{}"
-    try:
-        is_object = isinstance(orjson.loads(text), dict)
-    except ValueError as error:
-        why = str(error)
-        raise InvalidRequestError(f"{where} is no JSON", why=why, todo="send a JSON object", param=where) from error
-    if not is_object:
-        raise InvalidRequestError(f"{where} is no JSON object", todo="send a JSON object", param=where)
-    return text
-
-
-def object_of(arguments: str) -> dict[str, Any]:
-    """The arguments that a model wrote as an object: of a call that was cut the fields that are complete, of what is no
-    object none. Integers of more than 64 bits are fractions, as the writer of answers has no others."""
-    try:
-        read = from_json(arguments or "{}", allow_partial=True)
-        value = orjson.loads(to_json(read, inf_nan_mode="null"))
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def named_results(messages: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+from tandem.router.output_formats.families.pythonic import PYTHON_NAMES
 from tandem.router.output_formats.part_collector import PartCollector
 from tandem.router.output_formats.reader import Reader, Step
 from tandem.router.output_formats.tool_format import CallShape, Schemas, ToolFormat
@@ -74,6 +75,7 @@ def _scalar(reader: Reader, output: PartCollector) -> Step[bool]:
 
 
 def _as_json(text: str) -> str:
+    text = PYTHON_NAMES.get(text, text)
     try:
         json.loads(text)
     except ValueError:

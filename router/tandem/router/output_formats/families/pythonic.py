@@ -16,6 +16,8 @@ _PLAIN = re.compile(r"""[^'"()\[\]{},\udc80-\udcff]*""")
 _QUOTED = {quote: re.compile(rf"[^\\{quote}]*") for quote in "'\""}
 _ESCAPES = {ord("\n"): "\\n", ord("\r"): "\\r", 0: "\\x00"}
 """Python has these in no string; models write them."""
+PYTHON_NAMES = {"True": "true", "False": "false", "None": "null"}
+"""Values as Python names them, in JSON: templates of other formats write them so, too."""
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
@@ -49,7 +51,7 @@ def _arguments(reader: Reader, output: PartCollector) -> Step[bool]:
             return False
         parts: list[str] = []
         is_whole = yield from _literal(reader, parts.append)
-        value = _as_json("".join(parts)) if is_whole else None
+        value = literal_as_json("".join(parts)) if is_whole else None
         output.arguments(f"{before}{json.dumps(key)}: {''.join(parts) if value is None else value}")
         before = ", "
         if value is None or not ((yield from reader.skip(",")) or (yield from reader.begins(")"))):
@@ -97,7 +99,7 @@ def _quoted(reader: Reader, quote: str, emit: Emit) -> Step[bool]:
         emit(reader.take(2 if is_whole else 1))
 
 
-def _as_json(text: str) -> str | None:
+def literal_as_json(text: str) -> str | None:
     """The literal as JSON; None = it is none. Models write JSON, too."""
     text = text.strip()
     try:

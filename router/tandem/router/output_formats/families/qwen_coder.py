@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tandem.router.output_formats.families.hermes import BEGIN, END
+from tandem.router.output_formats.families.pythonic import literal_as_json
 from tandem.router.output_formats.part_collector import PartCollector
 from tandem.router.output_formats.reader import Reader, Step
 from tandem.router.output_formats.tool_format import CallShape, Schemas, ToolFormat
@@ -97,14 +98,18 @@ def _inside_string(text: str) -> str:
 
 
 def _as_json(text: str, kinds: set[str]) -> str:
-    """A value that is no JSON, or not of a kind that it may have, is a string."""
+    """A value that is no JSON, or not of a kind that it may have, is a string. Templates write some values in Python,
+    and so do models: `True`, `None`, lists and objects."""
     try:
-        value = json.loads(text)
+        value, written, are_checked = json.loads(text), text.strip(), "string" in kinds
     except (ValueError, RecursionError):
+        written, are_checked = literal_as_json(text) or '""', bool(kinds)
+        value = json.loads(written)
+        if isinstance(value, str | float) or type(value) is int:
+            return json.dumps(text, ensure_ascii=False)
+    if are_checked and not kinds & _KINDS[type(value)]:
         return json.dumps(text, ensure_ascii=False)
-    if "string" in kinds and not kinds & _KINDS[type(value)]:
-        return json.dumps(text, ensure_ascii=False)
-    return text.strip()
+    return written
 
 
 def kinds_of(schema: Any) -> set[str]:

@@ -13,9 +13,9 @@ from tandem.core.state_enums import FinishReason
 from tandem.router.api.http.errors import error_event, error_response
 from tandem.router.api.http.messages.events import PING, BlockWriter, MessageWriter, event
 from tandem.router.api.http.messages.objects import MessageEnd, content_of, message_object
-from tandem.router.api.http.tool_fields import object_of
 from tandem.router.serving.choices import ChoiceUpdate
 from tandem.router.serving.response_stream import TokenUsage
+from tandem.router.tokenization.call_arguments import object_of
 
 USAGE = TokenUsage(prompt_tokens=20, completion_tokens=5, cached_tokens=16)
 EVENT: TypeAdapter[RawMessageStreamEvent] = TypeAdapter(RawMessageStreamEvent)

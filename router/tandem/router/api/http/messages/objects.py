@@ -8,8 +8,8 @@ from typing import Any
 
 from tandem.core.state_enums import FinishReason
 from tandem.router.api.http.messages.signatures import signature_of
-from tandem.router.api.http.tool_fields import object_of
 from tandem.router.serving.response_stream import TokenUsage
+from tandem.router.tokenization.call_arguments import object_of
 
 ChatDelta = Mapping[str, Any]
 """A piece of a chat's answer: any of `content`, `reasoning_content` and `tool_calls`, as OpenAI streams them."""

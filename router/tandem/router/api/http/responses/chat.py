@@ -10,7 +10,6 @@ import orjson
 from tandem.core.errors import InvalidRequestError
 from tandem.router.api.http.responses.items import (
     CallOutputItem,
-    FunctionCallItem,
     Item,
     ItemPart,
     MessageItem,
@@ -18,9 +17,10 @@ from tandem.router.api.http.responses.items import (
 )
 from tandem.router.api.http.responses.objects import new_id, text_part
 from tandem.router.api.http.schemas import RefusalPart
-from tandem.router.api.http.tool_fields import arguments_of, call_of, named_results, object_of
+from tandem.router.api.http.tool_fields import call_of, named_results
 from tandem.router.error_quoting import quoted
 from tandem.router.output_formats.custom_tools import arguments_with
+from tandem.router.tokenization.call_arguments import object_of
 from tandem.router.tokenization.chat_template import THOUGHT_NAMES
 
 Message = dict[str, Any]
@@ -144,8 +144,6 @@ def _listed(item: Item, where: str) -> dict[str, Any]:
         return _message(item)
     if isinstance(item, ReasoningItem):
         return {**item.model_dump(exclude_none=True), "id": item.id or new_id("rs")}
-    if isinstance(item, FunctionCallItem):
-        arguments_of(item.arguments, f"{where}.arguments")
     given_id = item.id or new_id(_PREFIXES[item.type])
     return {"status": "completed", **item.model_dump(exclude_none=True), "id": given_id}
 
