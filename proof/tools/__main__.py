@@ -3,7 +3,7 @@
 Without options, random conversations of every format: the model's template writes them as transformers does, and the
 calls come back out of the answers, whole, in random pieces, and cut at every byte. `--templates` names a folder with
 more templates than the short ones of the tests. `--required N` asks SmolLM2 for so many calls, on a cluster; `--bfcl`
-names the wheel of bfcl-eval or a folder with its data, whose functions are offered as tools. Finished entries are kept
+names the wheel of bfcl-eval or a folder with its data: its functions are offered as tools. Finished entries are kept
 in --out.
 """
 

@@ -60,7 +60,7 @@ def check_functions(record: Record, source: Path, end_s: float) -> int:
 
 @contextmanager
 def asking(form: str) -> Iterator[httpx.Client]:
-    """A client of a router whose model writes calls in a format."""
+    """A client of a router with a model that writes calls in a format."""
     with tempfile.TemporaryDirectory() as folder, builder(Path(folder)) as make:
         model = tool_model(Path(folder), form)
         house = make(models=(model,), script=Script(answer=Said(model).answer))
@@ -133,7 +133,7 @@ def _cast_inside(value: dict[str, Any]) -> None:
 
 
 def outcome(client: httpx.Client, functions: Sequence[Mapping[str, Any]], choice: str) -> dict[str, Any]:
-    """How many functions are accepted, and why the others are not; `broken`: an answer that is neither."""
+    """Counts of functions that are accepted, and of reasons for the others; `broken`: an answer that is neither."""
     accepted, refused = 0, Counter[str]()
     for function in functions:
         tool = {"type": "function", "function": {**function, "strict": choice == "strict"}}

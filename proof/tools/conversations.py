@@ -24,7 +24,7 @@ CONTENTS = ("Let me see.", "Ich schaue nach: „Zürich“.", "One moment …\nt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What a format can write: the first parameters of a call, and the keys of objects within them, as plain words."""
+    """Limits of a format. `has_plain_keys`: the keys of objects inside arguments are words."""
 
     has_plain_keys: bool = False
     taken: tuple[str, ...] = ()

@@ -23,9 +23,9 @@ FORMATS = [name.value for name in TOOLS]
 KINDS = {"function_gemma": Kind(has_plain_keys=True, taken=("<escape>",))}
 REASONING_OF = {"hermes": "think", "qwen3_coder": "think", "deepseek_v3": "think", "deepseek_v31": "think",
                 "smollm2": "think", "mistral": "mistral", "harmony": "harmony"}  # fmt: skip
-"""Of formats whose models reason."""
+"""Of formats of models that reason."""
 CUT_EVERYWHERE = 10
-"""Conversations of a template whose answers are cut at every byte; those of a format are in all of them."""
+"""Answers of a template that are cut at every byte; those of a format all are."""
 
 
 def conversations(form: str, seed: int, count: int) -> Iterator[tuple[int, Conversation]]:

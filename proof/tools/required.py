@@ -94,7 +94,7 @@ def ask_for_calls(record: Record, seed: int, count: int, end_s: float) -> int:
 
 
 def _outcome(cluster: Cluster, seed: int, number: int) -> dict[str, Any]:
-    """Tools, tokens and calls of one answer; `broken` says what is wrong with it."""
+    """Tools, tokens and calls of one answer; `broken`: its fault."""
     rng = random.Random(f"{seed} required {number}")
     tools = rng.sample(TOOLS, rng.randint(1, 4))
     body = {
@@ -113,7 +113,7 @@ def _outcome(cluster: Cluster, seed: int, number: int) -> dict[str, Any]:
 
 
 def wrong_calls(calls: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], finish: str) -> str:
-    """What is wrong with the calls of an answer that had to call a tool; "" = nothing."""
+    """Return the first fault in the calls of an answer that had to call a tool; "" = none."""
     schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
     if finish != "tool_calls" or not calls:
         return f"it ended with {finish}: {json.dumps(calls)[-500:]}"

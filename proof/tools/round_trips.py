@@ -68,7 +68,7 @@ class Answers:
         return [token for part in parts for token in ((self._ids[part],) if part in self._ids else part.encode())]
 
     def parts(self, pieces: Iterable[Sequence[int]]) -> Parts:
-        """The answer whose tokens come in these pieces."""
+        """The answer with its tokens in these pieces."""
         parser, found = OutputParser(self._spec), Parts()
         text_of = MarkingDetokenizer(ByteDetokenizer(_BYTES.__getitem__), self._spec.marks)
         for piece in pieces:

@@ -17,6 +17,8 @@ from tandem.router.output_formats.tool_format import ToolFormat
 
 Thinking = Literal["begun", "possible", "over"]
 """Of a prompt: it ends inside reasoning, in front of an answer that may reason, or behind reasoning."""
+MOST_CALLS = 16
+"""Of an answer that is calls alone. Small models repeat a call until the answer is cut."""
 _TEXT = "/(.|\\n)*/"
 _BLANKS = "/[ \\n]{0,4}/"
 
@@ -158,7 +160,7 @@ class _CallGrammar(_Rules):
         shape = self._form.shape
         self._add_calls(shape.call, is_json=is_json)
         has_many = self._use.is_parallel and shape.is_parallel and self._use.mode != "named"
-        more = f"({self._terms(shape.between)} call)*" if has_many else ""
+        more = f"({self._terms(shape.between)} call){{0,{MOST_CALLS - 1}}}" if has_many else ""
         return f"{self._terms(shape.before)} call {more} {self._terms(shape.after)}"
 
     def free(self, thinking: Thinking) -> str | None:

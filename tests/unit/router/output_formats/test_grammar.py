@@ -14,7 +14,7 @@ import pytest
 
 from tandem.core.output_format_names import ReasoningFormatName, ToolFormatName
 from tandem.router.output_formats.choice import Mode, ToolUse
-from tandem.router.output_formats.grammar import Thinking, behind_reasoning, call_grammar, calls_or_answer
+from tandem.router.output_formats.grammar import MOST_CALLS, Thinking, behind_reasoning, call_grammar, calls_or_answer
 from tandem.router.output_formats.parser import ParserSpec
 from tandem.router.output_formats.registry import REASONING, TOOLS, ModelFormats
 from tests.unit.router.output_formats.answers import Parsed, parse
@@ -148,6 +148,16 @@ def walk(model: Model, grammar: str, draw: random.Random, enders: set[int]) -> l
         ids.append(token)
         assert matcher.consume_token(token)
     return None
+
+
+@EACH
+def test_calls_have_a_bound(form: str) -> None:
+    """Models that repeat a call would go on to the end of the context."""
+    model = model_of(form, False)
+    grammar = forced(form, model)
+    most = 1 if form == "harmony" else MOST_CALLS
+    assert model.accepts(grammar, text_of(form, *[("now", {})] * most))
+    assert not model.accepts(grammar, text_of(form, *[("now", {})] * (most + 1)))
 
 
 @pytest.mark.parametrize("thinking", ["begun", "possible", "over"])
