@@ -1,11 +1,12 @@
 """Output grammars: compiled once each, beside the step loop, and followed token by token.
 
 A choice's place in its grammar is a function of the grammar and of its tokens, so nothing of it travels or is kept.
-Compiling and masks have a thread each, which llguidance lets run without the interpreter's lock.
+Compiling has a thread, and masks have some, which llguidance lets run without the interpreter's lock.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -20,119 +21,12 @@ from tandem.core.errors import InvalidGrammarError
 from tandem.core.gguf.model_files import GgufModel, folder_of, is_gguf
 from tandem.core.gguf.tokenizer_json import tokenizer_json
 from tandem.core.output_grammar import GRAMMAR_LIMITS, usually_spaced
+from tandem.engine.mask_threads import MaskThreads
+from tandem.engine.output_matcher import QUICK_S, OutputMatcher
 
 MAX_COMPILED = 128
 MAX_CHARS = 4 << 20
 """Characters of all grammars that are kept."""
-
-
-class OutputMatcher:
-    """The place of one choice in its grammar. Belongs to the step loop's thread, save for masks on their way.
-
-    `stop_token_ids` end the answer as the tokenizer's own end of sequence does: where it is complete. `usual`: a
-    grammar of less freedom (`usually_spaced`), which `drafts` takes tokens from while the answer follows it.
-    `is_complete`: the end has come. `error`: the reason why the grammar cannot be followed any further; "" = it can.
-    """
-
-    __slots__ = ("_drafts", "_ends", "_masks", "_matcher", "_specials", "_stops", "_usual", "error", "is_complete")
-
-    def __init__(
-        self,
-        matcher: LLMatcher,
-        tokenizer: LLTokenizer,
-        stop_token_ids: Sequence[int] = (),
-        usual: LLMatcher | None = None,
-    ) -> None:
-        self._matcher, self._usual = matcher, usual
-        self._ends = tokenizer.eos_tokens
-        own = [token for token in stop_token_ids if token not in self._ends]
-        self._specials = [token for token in own if tokenizer.is_special_token(token)]
-        self._stops = [token for token in own if token not in self._specials]
-        self._masks: Callable[[], list[bytes]] | None = None
-        self._drafts: tuple[int, ...] = ()
-        self.is_complete = False
-        self.error = ""
-
-    def advance(self, token: int) -> None:
-        """Take in the next output token."""
-        self._settle()
-        if token in self._specials and self._matcher.is_accepting():
-            self.is_complete = True
-            return
-        self._matcher.consume_token(token)
-        self.error = self._matcher.get_error()
-        self.is_complete = not self.error and token in self._ends
-        if self._usual is not None and not self._usual.consume_token(token):
-            self._usual = None
-
-    def replay(self, tokens: Sequence[int]) -> None:
-        """Take in tokens that were chosen elsewhere."""
-        for token in tokens:
-            self.advance(token)
-
-    def drafts(self, most: int) -> tuple[int, ...]:
-        """At most `most` tokens that probably come next, because the grammar leaves no other text, or none with the
-        usual spacing of JSON. All of them are allowed; none ends the answer."""
-        self._settle()
-        if self.error or self.is_complete:
-            return ()
-        found = (self._usual or self._matcher).compute_ff_tokens()[:most]
-        ending = {*self._ends, *self._specials, *self._stops}
-        count = next((place for place, token in enumerate(found) if token in ending), len(found))
-        return tuple(found[: self._matcher.validate_tokens(found[:count])])
-
-    def mask(self, drafts: Sequence[int] = ()) -> bytes:
-        """Tokens that may come next, behind `drafts`: a bit each, the lowest of the first byte is token 0. Waits if it
-        is on its way."""
-        if self._masks is None or self._drafts[: len(drafts)] != tuple(drafts):
-            masks = self.compute(drafts)
-            self.expect(drafts, lambda: masks)
-        assert self._masks is not None
-        return self._masks()[len(drafts)]
-
-    def expect(self, drafts: Sequence[int], masks: Callable[[], list[bytes]]) -> None:
-        """Use `masks`, which another thread computes by `compute`, for the next token and those behind drafts."""
-        self._drafts, self._masks = tuple(drafts), masks
-
-    def has_masks(self, drafts: Sequence[int]) -> bool:
-        """True if the masks of the next token, and behind `drafts`, are known or on their way."""
-        return self._masks is not None and self._drafts == tuple(drafts)
-
-    def compute(self, drafts: Sequence[int] = ()) -> list[bytes]:
-        """Compute the mask of the next token, and that behind each of `drafts`. Any thread, one at a time."""
-        masks = [self._mask()]
-        for draft in drafts:
-            self._matcher.consume_token(draft)
-            masks.append(self._mask())
-        self._matcher.rollback(len(drafts))
-        self.error = self._matcher.get_error()
-        return masks
-
-    def _mask(self) -> bytes:
-        mask = self._matcher.compute_bitmask()
-        if not self._specials and not self._stops:
-            return mask
-        bits = bytearray(mask)
-        is_accepting = self._matcher.is_accepting()
-        for token in self._specials:
-            _put(bits, token, is_accepting)
-        for token in self._stops:
-            if _has(bits, token):
-                _put(bits, token, self._completes(token))
-        return bytes(bits)
-
-    def _settle(self) -> None:
-        """Wait for masks on their way, which are out of date then: llguidance allows one call at a time."""
-        if self._masks is not None:
-            self._masks()
-            self._masks, self._drafts = None, ()
-
-    def _completes(self, token: int) -> bool:
-        """True if the answer would be complete with `token`, which may come next."""
-        self._matcher.consume_token(token)
-        is_accepting = self._matcher.is_accepting()
-        self._matcher.rollback(1)
-        return is_accepting
 
 
 class CompiledGrammar(NamedTuple):
@@ -159,9 +53,11 @@ class OutputGrammars:
     the threads, and `reused` grammars that were here already.
     """
 
-    def __init__(self, load: Callable[[], LLTokenizer]) -> None:
+    def __init__(self, load: Callable[[], LLTokenizer], patience_s: float = QUICK_S) -> None:
+        """`patience_s`: how long a step waits for masks at least."""
         self._compiling = ThreadPoolExecutor(1, "grammars")
-        self._masking = ThreadPoolExecutor(1, "masks")
+        self._threads, self.patience_s = MaskThreads(), patience_s
+        self._counting = threading.Lock()
         self._limits = LLParserLimits(**GRAMMAR_LIMITS, verbose_errors=False)
         self._tokenizer = self._compiling.submit(load)
         self._compiled: OrderedDict[str, Future[CompiledGrammar]] = OrderedDict()
@@ -190,17 +86,15 @@ class OutputGrammars:
     def matcher(self, compiled: CompiledGrammar, stop_token_ids: Sequence[int]) -> OutputMatcher:
         """Start a choice at the beginning of a grammar."""
         usual = None if compiled.usual is None else compiled.usual.deep_copy()
-        return OutputMatcher(compiled.matcher.deep_copy(), self._tokenizer.result(), stop_token_ids, usual)
+        return OutputMatcher(
+            compiled.matcher.deep_copy(), self._tokenizer.result(), stop_token_ids, usual, threads=self._threads,
+            patience_s=self.patience_s, note=self._note,
+        )  # fmt: skip
 
     def begin_masks(self, drafts: Mapping[OutputMatcher, Sequence[int]]) -> None:
-        """Compute the masks of these in the background, behind each of their drafts, too; each waits for its own when
-        it is asked for it."""
-        due = [(matcher, some) for matcher, some in drafts.items() if not matcher.has_masks(some)]
-        if not due:
-            return
-        job = self._masking.submit(self._masks, due)
-        for place, (matcher, some) in enumerate(due):
-            matcher.expect(some, lambda place=place: job.result()[place])  # type: ignore[misc]
+        """Compute the masks of these in the background, behind each of their drafts, too."""
+        for matcher, some in drafts.items():
+            matcher.begin(some)
 
     def counters(self) -> dict[str, float]:
         """Counts so far, by the names of their metrics. Any thread."""
@@ -214,13 +108,16 @@ class OutputGrammars:
 
     def close(self) -> None:
         self._compiling.shutdown(cancel_futures=True)
-        self._masking.shutdown(cancel_futures=True)
+        self._threads.close()
 
     def _compile(self, grammar: str) -> CompiledGrammar:
         tokenizer, begun_s = self._tokenizer.result(), time.perf_counter()
         matcher, usual = self._matcher(tokenizer, grammar), None
         if not matcher.is_error() and (spaced := usually_spaced(grammar)) != grammar:
             usual = self._matcher(tokenizer, spaced)
+        for one in (matcher, usual):
+            if one is not None and not one.is_error():
+                one.compute_bitmask()  # choices begin with what the grammar forces at its beginning
         self.compile_s += time.perf_counter() - begun_s
         self.compiled += 1
         if error := matcher.get_error():
@@ -230,20 +127,7 @@ class OutputGrammars:
     def _matcher(self, tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
         return LLMatcher(tokenizer, grammar, log_level=0, limits=self._limits)
 
-    def _masks(self, due: Sequence[tuple[OutputMatcher, Sequence[int]]]) -> list[list[bytes]]:
-        begun_s = time.perf_counter()
-        masks = [matcher.compute(drafts) for matcher, drafts in due]
-        self.mask_s += time.perf_counter() - begun_s
-        self.masks += sum(map(len, masks))
-        return masks
-
-
-def _has(bits: bytearray, token: int) -> bool:
-    return bool(bits[token >> 3] >> (token & 7) & 1)
-
-
-def _put(bits: bytearray, token: int, is_set: bool) -> None:
-    if is_set:
-        bits[token >> 3] |= 1 << (token & 7)
-    else:
-        bits[token >> 3] &= ~(1 << (token & 7))
+    def _note(self, masks: int, seconds: float) -> None:
+        with self._counting:
+            self.masks += masks
+            self.mask_s += seconds

@@ -35,12 +35,14 @@ SCHEMA: dict[str, Any] = {
 }
 GRAMMAR = LLMatcher.grammar_from_json_schema(SCHEMA, overrides={"whitespace_flexible": False})
 TOKENIZER = LLTokenizer(str(MODEL / "tokenizer.json"), eos_token=[1])
+PATIENCE_S = 10.0
+"""Tests run beside others: no mask is late, unless one is to be."""
 RANDOM = {"temperature": 1.0, "seed": 5, "max_tokens": 80, "ignore_eos": False}
 
 
 @pytest.fixture(scope="module")
 def grammars() -> Iterator[OutputGrammars]:
-    made = OutputGrammars(lambda: load_tokenizer(MODEL, 4096, (1,)))
+    made = OutputGrammars(lambda: load_tokenizer(MODEL, 4096, (1,)), PATIENCE_S)
     yield made
     made.close()
 

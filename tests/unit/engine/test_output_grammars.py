@@ -11,7 +11,8 @@ from llguidance import LLMatcher, LLTokenizer
 from tandem.core.errors import InvalidGrammarError
 from tandem.core.output_grammar import SPACING
 from tandem.engine import output_grammars
-from tandem.engine.output_grammars import MAX_COMPILED, OutputGrammars, OutputMatcher, load_tokenizer
+from tandem.engine.output_grammars import MAX_COMPILED, OutputGrammars, load_tokenizer
+from tandem.engine.output_matcher import OutputMatcher
 from tests.unit.engine.bundled import MODEL
 
 EOS = 1
@@ -24,12 +25,14 @@ SCHEMA: dict[str, Any] = {
     "required": ["name", "sizes"],
 }
 GRAMMAR = LLMatcher.grammar_from_json_schema(SCHEMA)
+PATIENCE_S = 10.0
+"""Tests run beside others: no mask is late, unless one is to be."""
 ANSWER = '{"name": "Zoë \\"the cat\\"", "sizes": [1, -2.5e3]}'
 
 
 @pytest.fixture
 def grammars() -> Iterator[OutputGrammars]:
-    made = OutputGrammars(lambda: load_tokenizer(MODEL, VOCAB, (EOS,)))
+    made = OutputGrammars(lambda: load_tokenizer(MODEL, VOCAB, (EOS,)), PATIENCE_S)
     yield made
     made.close()
 

@@ -22,8 +22,11 @@ MAX_BRANCHES = 32
 """Of a oneOf, properties of a minProperties."""
 MAX_DEPENDENCIES = 8
 MAX_CANDIDATES = 256
-NEEDED = re.compile(r'"(?:not|if|oneOf|dependen\w+|minProperties|maxProperties|propertyNames|format)"\s*:')
-"""Found in the text of a schema that may have something to rewrite."""
+NEEDED = re.compile(
+    r'"(?:not|if|oneOf|dependen\w+|minProperties|maxProperties|propertyNames|format)"\s*:|"enum"\s*:.*"enum"\s*:',
+    re.DOTALL,
+)
+"""Found in the text of a schema that may have something to rewrite; of two lists of values both may have to hold."""
 
 
 class TooManyStepsError(Exception):
