@@ -1,8 +1,8 @@
-"""The other part of the proof: an honest client streams from a real cluster, alone, beside plain requests, beside hostile.
+"""The other part of the proof: an honest client streams from a cluster, alone and beside plain and hostile requests.
 
-The cluster is a mixed worker on the bundled model. Some clients send the inputs over HTTP, each of which has to end in an
-answer or a refusal. The gaps between the honest client's tokens are compared with those beside as many requests of the
-same prompts without a grammar: a row more in a step is no fault of a grammar.
+The cluster is a mixed worker on the bundled model. Some clients send the inputs over HTTP, each of which has to end in
+an answer or a refusal. The gaps between the honest client's tokens are compared with those beside as many requests of
+the same prompts without a grammar: a row more in a step is no fault of a grammar.
 """
 
 from __future__ import annotations
@@ -39,18 +39,21 @@ def run(inputs: Inputs, numbers: Sequence[int]) -> dict[str, Any]:
     bodies = {number: {"structured_outputs": inputs.of(number).body} for number in numbers}
     with running(*CLUSTER) as cluster:
         honest = Honest(cluster)
-        _phase(cluster, honest, dict.fromkeys(numbers[:CLIENTS], {}))  # what is imported at the first request of a kind
-        alone = honest.during(lambda: time.sleep(0))  # one answer
-        plain, _ = _phase(cluster, honest, dict.fromkeys(numbers, {}))
+        _phase(cluster, honest, {number: {} for number in numbers[:CLIENTS]})  # what is imported at the first request
+        plain, _ = _phase(cluster, honest, {number: {} for number in numbers})
         pids = _pids(cluster)
         for pid in pids.values():
             Path(f"/proc/{pid}/clear_refs").write_text("5")
         before = {name: memory_mib(pid, "VmRSS") for name, pid in pids.items()}
+        begun_s = time.monotonic()
         hostile, statuses = _phase(cluster, honest, bodies)
+        seconds = time.monotonic() - begun_s
         peak = {name: memory_mib(pid, "VmHWM") for name, pid in pids.items()}
         wait_for(lambda: is_free(cluster, 1), TIMEOUT_S, "nothing is left of any request")
+        alone = honest.during(lambda: time.sleep(seconds))
     found = {
-        "inputs": len(numbers), "kinds": len({inputs.of(number).kind for number in numbers}),
+        "inputs": len(numbers), "seconds": round(seconds, 1),
+        "kinds": len({inputs.of(number).kind for number in numbers}),
         "ends": {str(status): count for status, count in sorted(Counter(statuses.values()).items())},
         **{name: _gaps(gaps) for name, gaps in (("alone", alone), ("plain", plain), ("hostile", hostile))},
         "mib": {name: [round(before[name]), round(peak[name])] for name in pids},

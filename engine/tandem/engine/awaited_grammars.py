@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tandem.core.errors import InternalError, InvalidGrammarError
 from tandem.core.sampling import SamplingParams
@@ -53,9 +53,10 @@ class AwaitedGrammars:
         """Release requests with compiled grammars, and return those with errors. `is_idle`: nothing else can run, so a
         short wait costs nothing."""
         if is_idle:
-            masks = (mask for state in self._held for choice in state.live for mask in choice.sampling.pending_masks)
-            awaited = [*masks, *(state.compiling for state in self._states if state.compiling)]
-            wait([future for future in awaited if not future.done()], _WAIT_S, FIRST_COMPLETED)
+            awaited: list[Future[Any]] = [state.compiling for state in self._states if state.compiling]
+            for state in self._held:
+                awaited += [mask for choice in state.live for mask in choice.sampling.pending_masks if not mask.done()]
+            wait(awaited, _WAIT_S, FIRST_COMPLETED)
         self._held = [state for state in self._held if state.place is not QueueState.GONE and state.is_held]
         states, self._states = self._states, []
         failed: dict[RequestState, Exception] = {}

@@ -10,7 +10,7 @@ from tandem.core.clock import Clock, MonotonicClock
 from tandem.core.config import SimSection
 from tandem.core.kv_layout import KVLayout
 from tandem.core.prefill_queue import attended
-from tandem.engine.output_matcher import timely_masks
+from tandem.engine.output_matcher import OutputMatcher, timely_masks
 from tandem.engine.request import TokenOutput
 from tandem.engine.runner_protocol import Ahead, LayersStored, SampleRow, SeqSlice, StepBatch
 from tandem.engine.sim.arithmetic import chain, choose, combine, prompt_logprob, report_logprob
@@ -67,8 +67,10 @@ class SimRunner:
             if self.group is not None:
                 self.group.abort(f"rank {self.group.rank} failed in a step: {error}")
             raise
-        masks = iter(timely_masks([(row.sampling.matcher, row.drafts) for row in rows if _is_guided(row)]))
-        return [self._sample(digests[row.row], row, next(masks) if _is_guided(row) else None) for row in rows]
+        masks = iter(timely_masks([(matcher, row.drafts) for row in rows if (matcher := _matcher(row)) is not None]))
+        return [
+            self._sample(digests[row.row], row, None if _matcher(row) is None else next(masks)) for row in rows
+        ]  # fmt: skip
 
     def copy_blocks(self, group: int, pairs: list[tuple[int, int]]) -> None:
         """Copy whole blocks (source, target) inside the pool of `group`."""
@@ -163,9 +165,9 @@ class SimRunner:
             self._pause.wait(left_s)
 
 
-def _is_guided(row: SampleRow) -> bool:
-    """True if a token is to be chosen by a grammar."""
-    return row.token is None and row.sampling.matcher is not None and row.sampling.forced is None
+def _matcher(row: SampleRow) -> OutputMatcher | None:
+    """Grammar by which a token of the row is to be chosen."""
+    return None if row.token is not None or row.sampling.forced is not None else row.sampling.matcher
 
 
 def durations(timing: SimSection, sequences: Sequence[SeqSlice]) -> tuple[float, float]:
