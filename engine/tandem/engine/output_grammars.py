@@ -34,6 +34,7 @@ class CompiledGrammar(NamedTuple):
 
     matcher: LLMatcher
     usual: LLMatcher | None
+    mask_bytes: int
 
 
 def load_tokenizer(model: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
@@ -88,7 +89,7 @@ class OutputGrammars:
         usual = None if compiled.usual is None else compiled.usual.deep_copy()
         return OutputMatcher(
             compiled.matcher.deep_copy(), self._tokenizer.result(), stop_token_ids, usual, threads=self._threads,
-            patience_s=self.patience_s, note=self._note,
+            mask_bytes=compiled.mask_bytes, patience_s=self.patience_s, note=self._note,
         )  # fmt: skip
 
     def begin_masks(self, drafts: Mapping[OutputMatcher, Sequence[int]]) -> None:
@@ -115,14 +116,14 @@ class OutputGrammars:
         matcher, usual = self._matcher(tokenizer, grammar), None
         if not matcher.is_error() and (spaced := usually_spaced(grammar)) != grammar:
             usual = self._matcher(tokenizer, spaced)
-        for one in (matcher, usual):
-            if one is not None and not one.is_error():
-                one.compute_bitmask()  # choices begin with what the grammar forces at its beginning
+        mask = matcher.compute_bitmask()  # so that choices begin with what the grammar forces
+        if usual is not None and not usual.is_error():
+            usual.compute_bitmask()
         self.compile_s += time.perf_counter() - begun_s
         self.compiled += 1
         if error := matcher.get_error():
             raise InvalidGrammarError("the output grammar cannot be used", why=error, param="grammar")
-        return CompiledGrammar(matcher, None if usual is None or usual.is_error() else usual)
+        return CompiledGrammar(matcher, None if usual is None or usual.is_error() else usual, len(mask))
 
     def _matcher(self, tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
         return LLMatcher(tokenizer, grammar, log_level=0, limits=self._limits)

@@ -34,7 +34,7 @@ class OutputMatcher:
     """
 
     __slots__ = (
-        "_begun_s", "_behind", "_drafts", "_ends", "_is_held", "_is_late", "_masks", "_matcher", "_note",
+        "_begun_s", "_behind", "_drafts", "_ends", "_everything", "_is_held", "_is_late", "_masks", "_matcher", "_note",
         "_patience_s", "_specials", "_stops", "_threads", "_tokenizer", "_took_s", "_usual", "_wants_drafts", "error",
         "is_complete",
     )  # fmt: skip
@@ -47,11 +47,13 @@ class OutputMatcher:
         usual: LLMatcher | None = None,
         *,
         threads: MaskThreads,
+        mask_bytes: int,
         patience_s: float,
         note: Callable[[int, float], None],
     ) -> None:
         self._matcher, self._usual, self._tokenizer = matcher, usual, tokenizer
         self._threads, self._patience_s, self._note = threads, patience_s, note
+        self._everything = b"\xff" * mask_bytes
         self._ends = tokenizer.eos_tokens
         own = [token for token in stop_token_ids if token not in self._ends]
         self._specials = [token for token in own if tokenizer.is_special_token(token)]
@@ -147,7 +149,7 @@ class OutputMatcher:
         for future in self.pending:
             self._threads.pass_by(future)
         self._is_held = self._is_late = True
-        return b"\xff" * ((self._tokenizer.vocab_size + 31) // 32 * 4)
+        return self._everything
 
     def compute(self, drafts: Sequence[int] = ()) -> Masks:
         """Compute the mask of the next token, and that behind each of `drafts`. Any thread, one at a time."""
@@ -224,9 +226,14 @@ def timely_masks(asked: Sequence[tuple[OutputMatcher, Sequence[int]]]) -> list[b
     """The masks of a step's rows, by matcher and drafts. They are waited for at most as long again as they have been on
     their way, so that none delays the others by more than a step; those that have not come are given up."""
     futures = [matcher._asked(drafts) for matcher, drafts in asked]
-    now_s = time.monotonic()
-    late = [matcher for (matcher, _), future in zip(asked, futures, strict=True) if not future.done()]
-    until_s = now_s + max((max(one._patience_s, now_s - one._begun_s) for one in late), default=0.0)
+    now_s, wait_s = time.monotonic(), 0.0
+    for (matcher, _), future in zip(asked, futures, strict=True):
+        if not future.done():
+            took_s = now_s - matcher._begun_s
+            wait_s = max(wait_s, matcher._patience_s, took_s)
+            if took_s > matcher._patience_s:
+                matcher._threads.pass_by(future)  # so that those behind it come in time
+    until_s = now_s + wait_s
     return [
         matcher.mask(drafts) if _is_done(future, until_s - time.monotonic()) else matcher.give_up()
         for (matcher, drafts), future in zip(asked, futures, strict=True)

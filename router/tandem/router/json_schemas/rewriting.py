@@ -210,7 +210,7 @@ class Rewriting:
         others = schema.get("additionalProperties", True)
         if not is_plain or rule.get("type", "string") != "string" or "patternProperties" in schema:
             raise InexpressibleError
-        if not isinstance(others, bool) or not isinstance(listed, dict):
+        if not isinstance(others, bool) or not isinstance(listed, dict) or not isinstance(rule["pattern"], str):
             raise InexpressibleError
         fits = {name: self._evaluation.matches(rule["pattern"], name) for name in listed}
         if None in fits.values():

@@ -24,6 +24,7 @@ from tandem.router.error_quoting import shortened
 from tandem.router.json_schemas.combined_patterns import MAX_COMBINED, combining_path
 from tandem.router.json_schemas.combined_values import MAX_PAIRS, crossing_path
 from tandem.router.json_schemas.keywords import MAX_NESTING, is_deeper, with_paths
+from tandem.router.json_schemas.lowest_numbers import LOWEST, lowest_path
 from tandem.router.json_schemas.pattern_matching import byte_tokenizer
 from tandem.router.json_schemas.rewriting import MAX_STEPS, NEEDED, Rewriting, TooManyStepsError
 
@@ -146,7 +147,7 @@ class _Schemas:
             return self._refuse(schema, path, f"more than {MAX_COMBINED} patterns may have to hold for one text, "
                                 "by allOf, or by $ref, anyOf and oneOf beside others")  # fmt: skip
         if not NEEDED.search(json.dumps(schema)):
-            return self._uncrossed(schema, schema)
+            return self._bounded(schema, schema)
         rewriting = Rewriting(schema)
         try:
             made = rewriting.result()
@@ -157,13 +158,15 @@ class _Schemas:
         self.kept += rewriting.kept
         if (path := combining_path(made)) is not None:
             return self._refuse(schema, "", f"rewritten it has more than {MAX_COMBINED} patterns for one text")
-        return self._uncrossed(made, schema)
+        return self._bounded(made, schema)
 
-    def _uncrossed(self, schema: Any, given: Any) -> Any:
-        """The schema, which may be `given` rewritten, unless too many values would be compared with each other."""
-        if (path := crossing_path(schema)) is not None:
+    def _bounded(self, schema: Any, given: Any) -> Any:
+        """The schema, which may be `given` rewritten, unless its values are too low, or too many to be compared."""
+        if lowest_path(schema) is not None:
+            return self._refuse(schema, lowest_path(given) or "", f"numbers below {LOWEST} are not supported here")
+        if crossing_path(schema) is not None:
             why = f"more than {MAX_PAIRS} pairs of values would be compared: lists of them that have to hold together"
-            return self._refuse(schema, path if schema is given else "", why)
+            return self._refuse(schema, crossing_path(given) or "", why)
         return schema
 
     def _refuse(self, schema: Any, place: str, why: str) -> Any:
