@@ -24,7 +24,7 @@ from proof.grammars.inputs import Inputs
 from tools.running_cluster import Cluster, is_free, running
 from tools.waiting import wait_for
 
-CLUSTER = ("--mixed", "1", "--threads", "1", "--kv-memory", "256MiB")
+CLUSTER = ("--mixed", "1", "--threads", "1")
 CLIENTS = 3
 ANSWER_TOKENS = 12
 HONEST_TOKENS = 300

@@ -20,6 +20,7 @@ from tandem.core import metric_names as names
 from tandem.core.errors import InvalidGrammarError
 from tandem.core.gguf.model_files import GgufModel, folder_of, is_gguf
 from tandem.core.gguf.tokenizer_json import tokenizer_json
+from tandem.core.memory import allocated_bytes, return_free_memory
 from tandem.core.output_grammar import GRAMMAR_LIMITS, usually_spaced
 from tandem.engine.mask_threads import MaskThreads
 from tandem.engine.output_matcher import QUICK_S, OutputMatcher
@@ -27,6 +28,10 @@ from tandem.engine.output_matcher import QUICK_S, OutputMatcher
 MAX_COMPILED = 128
 MAX_CHARS = 4 << 20
 """Characters of all grammars that are kept."""
+MAX_BYTES = 128 << 20
+"""Memory that all grammars that are kept have taken: one may take 64 MiB."""
+_TRIMMED_BYTES = 32 << 20
+"""Memory of forgotten grammars is returned to the system from so many bytes on."""
 
 
 class CompiledGrammar(NamedTuple):
@@ -35,6 +40,7 @@ class CompiledGrammar(NamedTuple):
     matcher: LLMatcher
     usual: LLMatcher | None
     mask_bytes: int
+    size_bytes: int
 
 
 def load_tokenizer(model: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
@@ -62,7 +68,7 @@ class OutputGrammars:
         self._limits = LLParserLimits(**GRAMMAR_LIMITS, verbose_errors=False)
         self._tokenizer = self._compiling.submit(load)
         self._compiled: OrderedDict[str, Future[CompiledGrammar]] = OrderedDict()
-        self._chars = 0
+        self._chars = self._freed_bytes = 0
         self.compiled = self.masks = self.reused = 0
         self.compile_s = self.mask_s = 0.0
 
@@ -80,9 +86,23 @@ class OutputGrammars:
         future = self._compiling.submit(self._compile, grammar)
         self._compiled[grammar] = future
         self._chars += len(grammar)
-        while len(self._compiled) > MAX_COMPILED or (self._chars > MAX_CHARS and len(self._compiled) > 1):
-            self._chars -= len(self._compiled.popitem(last=False)[0])
+        self._forget()
         return future
+
+    def _forget(self) -> None:
+        """Forget the oldest grammars where they are too many or too large; the latest one stays."""
+        sizes = {grammar: _size_bytes(future) for grammar, future in self._compiled.items()}
+        kept_bytes, freed_bytes = sum(sizes.values()), 0
+        while len(self._compiled) > 1 and (
+            len(self._compiled) > MAX_COMPILED or self._chars > MAX_CHARS or kept_bytes - freed_bytes > MAX_BYTES
+        ):
+            grammar, _ = self._compiled.popitem(last=False)
+            self._chars -= len(grammar)
+            freed_bytes += sizes[grammar]
+        self._freed_bytes += freed_bytes
+        if self._freed_bytes > _TRIMMED_BYTES:
+            self._freed_bytes = 0
+            self._compiling.submit(return_free_memory)
 
     def matcher(self, compiled: CompiledGrammar, stop_token_ids: Sequence[int]) -> OutputMatcher:
         """Start a choice at the beginning of a grammar."""
@@ -112,7 +132,7 @@ class OutputGrammars:
         self._threads.close()
 
     def _compile(self, grammar: str) -> CompiledGrammar:
-        tokenizer, begun_s = self._tokenizer.result(), time.perf_counter()
+        tokenizer, begun_s, before_bytes = self._tokenizer.result(), time.perf_counter(), allocated_bytes()
         matcher, usual = self._matcher(tokenizer, grammar), None
         if not matcher.is_error() and (spaced := usually_spaced(grammar)) != grammar:
             usual = self._matcher(tokenizer, spaced)
@@ -123,7 +143,8 @@ class OutputGrammars:
         self.compiled += 1
         if error := matcher.get_error():
             raise InvalidGrammarError("the output grammar cannot be used", why=error, param="grammar")
-        return CompiledGrammar(matcher, None if usual is None or usual.is_error() else usual, len(mask))
+        usual = None if usual is None or usual.is_error() else usual
+        return CompiledGrammar(matcher, usual, len(mask), max(0, allocated_bytes() - before_bytes))
 
     def _matcher(self, tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
         return LLMatcher(tokenizer, grammar, log_level=0, limits=self._limits)
@@ -132,3 +153,9 @@ class OutputGrammars:
         with self._counting:
             self.masks += masks
             self.mask_s += seconds
+
+
+def _size_bytes(future: Future[CompiledGrammar]) -> int:
+    """Memory of a grammar that is compiled; 0 for others."""
+    is_compiled = future.done() and not future.cancelled() and future.exception() is None
+    return future.result().size_bytes if is_compiled else 0

@@ -222,6 +222,21 @@ def test_the_oldest_grammars_are_forgotten(grammars: OutputGrammars, monkeypatch
     assert len(grammars) == 1
 
 
+def test_grammars_that_take_much_memory_are_forgotten_before_others(
+    grammars: OutputGrammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = [f'start: "{letter * 50_000}"' for letter in "abcd"]
+    sizes = [grammars.compile(grammar).result(20).size_bytes for grammar in large[:3]]
+    assert min(sizes) > 1 << 20
+    monkeypatch.setattr(output_grammars, "MAX_BYTES", sum(sizes) - sizes[0] // 2)
+    grammars.compile(large[3]).result(20)
+    assert len(grammars) == 3
+    grammars.compile(large[1]).result(20)
+    assert grammars.reused == 1
+    grammars.compile('start: "small"')
+    assert len(grammars) < 4, "the sum of the sizes is still too large"
+
+
 def test_threads_end(grammars: OutputGrammars) -> None:
     matcher_of(grammars)
     grammars.close()
