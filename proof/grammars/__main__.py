@@ -3,7 +3,8 @@
 Schemas, regular expressions, Lark, GBNF, choices and tags are made by seed: deep, wide, exponential, recursive, full of
 patterns and giant numbers, or mutations of `--sample`. A process tries each as a router and a worker do: the check, the
 compiling, drafts and masks of some tokens. It is ended where an input takes more than PATIENCE_S. Finished inputs are
-kept in --out, in groups of GROUP.
+kept in --out, in groups of GROUP. Then a cluster gets the first --beside of them and the worst of each group, while an
+honest client streams (proof/grammars/beside.py).
 """
 
 from __future__ import annotations
@@ -18,19 +19,26 @@ from pathlib import Path
 from typing import Any
 
 from bench.report import ROOT, quantile
+from proof.grammars import beside
+from proof.grammars.inputs import Inputs
 from proof.record import Record, arguments_of, say_how_to_repeat
 
 PATIENCE_S = 60.0
 GROUP = 250
 LIMITS = {"parse_hold_s": 0.25, "check_hold_s": 0.25, "compile_hold_s": 0.25, "step_hold_s": 0.25, "check_s": 5.0,
           "compile_s": 5.0, "step_s": 1.0, "mib": 768.0}  # fmt: skip
-"""`_hold_s`: for so long the event loop may run nothing else. Others: seconds of CPU time, and MiB of memory."""
+WORST = ("check_s", "compile_s", "step_s")
+"""The input of each group that took the most of these is named, and sent to a cluster by the other part."""
+"""Seconds of CPU time, and MiB of memory. `_hold_s`: those in which the event loop runs nothing else."""
 
 
 def main() -> int:
     parser = arguments_of("grammars", __doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--inputs", type=int, default=10_000, help="how many (default: 10,000)")
+    parser.add_argument(
+        "--beside", type=int, default=300, help="how many beside an honest client (default: 300; 0: none)"
+    )
     parser.add_argument("--only", type=int, help="try this one alone, and print what it took")
     parser.add_argument("--sample", type=Path, help="schemas to mutate, as of the proof of schemas")
     arguments = parser.parse_args()
@@ -54,10 +62,18 @@ def main() -> int:
         record.save()
         print(f"{start + len(tried)} of {arguments.inputs}: {json.dumps(groups[str(start)]['ends'])}", flush=True)
     subject.close()
-    broken = {number: what for group in groups.values() for number, what in group["broken"].items()}
-    for number, what in broken.items():
-        print(f"input {number}: {what}")
-        say_how_to_repeat("grammars", f"--seed {arguments.seed} --only {number}")
+    broken = [f"input {number}: {what}" for group in groups.values() for number, what in group["broken"].items()]
+    if arguments.beside:
+        if record.content.get("beside", {"broken": True})["broken"]:
+            worst = (number for group in groups.values() for number in group["worst"].values())
+            numbers = dict.fromkeys((*range(arguments.beside), *worst))
+            record.content["beside"] = beside.run(Inputs(arguments.seed, arguments.sample), tuple(numbers))
+            record.save()
+            print(json.dumps(record.content["beside"]))
+        broken += record.content["beside"]["broken"]
+    if broken:
+        print(*broken, sep="\n")
+        say_how_to_repeat("grammars", f"--seed {arguments.seed}")
     return record.verdict(sum(group["inputs"] for group in groups.values()), broken=len(broken))
 
 
@@ -69,8 +85,9 @@ def summary(tried: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     median = {
         name: round(quantile([one.get(name, 0.0) for one in tried.values()], 50), 5) for name in ("check_s", "step_s")
     }
+    worst = {name: max(tried, key=lambda number: tried[number].get(name, 0.0)) for name in WORST}
     return {
-        "inputs": len(tried), "ends": dict(ends), "most": most, "median": median,
+        "inputs": len(tried), "ends": dict(ends), "most": most, "median": median, "worst": worst,
         "broken": {str(number): wrong for number, one in tried.items() if (wrong := wrongs(one))},
     }  # fmt: skip
 

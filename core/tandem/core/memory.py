@@ -43,6 +43,21 @@ def return_free_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+class _Mallinfo2(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks",
+                                                     "fsmblks", "uordblks", "fordblks", "keepcost")]  # fmt: skip
+
+
+def allocated_bytes() -> int:
+    """Bytes that all threads have from glibc 2.33 or later; 0 elsewhere."""
+    with suppress(OSError, AttributeError):
+        mallinfo2 = ctypes.CDLL(None).mallinfo2
+        mallinfo2.restype = _Mallinfo2
+        found = mallinfo2()
+        return int(found.uordblks + found.hblkhd)
+    return 0
+
+
 def madvise(first: int, last: int, advice: int) -> None:
     """Advise the kernel about the pages from address `first` to `last`. Raises OSError; ENOSYS without such a call."""
     try:

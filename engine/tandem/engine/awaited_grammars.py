@@ -1,10 +1,10 @@
-"""Holds back requests from sampling until their output grammars are compiled."""
+"""Holds back requests from sampling until their output grammars are compiled, and while masks take long."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tandem.core.errors import InternalError, InvalidGrammarError
 from tandem.core.sampling import SamplingParams
@@ -26,9 +26,10 @@ class AwaitedGrammars:
     def __init__(self, grammars: OutputGrammars | None) -> None:
         self._grammars = grammars
         self._states: list[RequestState] = []
+        self._held: list[RequestState] = []
 
     def __bool__(self) -> bool:
-        return bool(self._states)
+        return bool(self._states or self._held)
 
     def compile(self, sampling: SamplingParams) -> Future[CompiledGrammar]:
         """Begin to compile the grammar of a request; raises InvalidGrammarError where none can be followed."""
@@ -43,11 +44,20 @@ class AwaitedGrammars:
             state.compiling = self.compile(state.request.sampling)
             self._states.append(state)
 
+    def hold(self, state: RequestState) -> None:
+        """Look after a request that is held for a mask, so that an engine without other work waits for it."""
+        if state.is_held and state not in self._held:
+            self._held.append(state)
+
     def take(self, *, is_idle: bool) -> dict[RequestState, Exception]:
         """Release requests with compiled grammars, and return those with errors. `is_idle`: nothing else can run, so a
         short wait costs nothing."""
         if is_idle:
-            wait([state.compiling for state in self._states if state.compiling], _WAIT_S, FIRST_COMPLETED)
+            awaited: list[Future[Any]] = [state.compiling for state in self._states if state.compiling]
+            for state in self._held:
+                awaited += [mask for choice in state.live for mask in choice.sampling.pending_masks if not mask.done()]
+            wait(awaited, _WAIT_S, FIRST_COMPLETED)
+        self._held = [state for state in self._held if state.place is not QueueState.GONE and state.is_held]
         states, self._states = self._states, []
         failed: dict[RequestState, Exception] = {}
         for state in states:
@@ -79,10 +89,14 @@ class AwaitedGrammars:
         self._grammars.accepted_drafts += accepted
 
     def _follow(self, state: RequestState, compiled: CompiledGrammar) -> None:
+        """Give each choice its place. The first mask is there before a row of it is planned: the end of a prompt that
+        is pushed is not computed twice."""
         assert self._grammars is not None
         for sequence in state.live:
             matcher = self._grammars.matcher(compiled, state.request.sampling.stop_token_ids)
             sequence.sampling.follow(matcher, sequence.outputs)
             if matcher.error:
                 raise InternalError("the output so far does not follow the grammar", why=matcher.error)
+        wait([mask for choice in state.live for mask in choice.sampling.pending_masks], self._grammars.patience_s)
         state.compiling = None
+        self.hold(state)

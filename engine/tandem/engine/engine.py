@@ -306,7 +306,7 @@ class Engine:
         return state
 
     def _take_grammars(self, failed: dict[str, Exception]) -> None:
-        is_idle = all(state.compiling is not None for state in self.scheduler.states())
+        is_idle = all(state.is_held for state in self.scheduler.states())
         for state, error in self._awaited.take(is_idle=is_idle).items():
             failed[state.request.key] = _as_tandem_error(error)
             self.scheduler.remove(state)
@@ -405,15 +405,21 @@ class Engine:
                 tokens = verified(item, tokens)
                 self._awaited.count_drafts(len(item.drafts), len(tokens) - 1)
                 sampling_choices = [item.sequence] * len(tokens)
+            late = [taker for taker in item.sampling_choices if taker.sampling.take_late()]
+            if late:
+                self._defer(item, scored, scores)
+                continue
             for sequence, result in zip(sampling_choices, tokens, strict=True):
-                sequence.append(result.token)
-                self._finish_if_done(state, sequence)
-                outputs.append(_output(state.request.key, sequence, result))
+                if not sequence.sampling.grammar_error:  # as its mask found it
+                    sequence.append(result.token)
+                    self._finish_if_done(state, sequence)
+                    outputs.append(_output(state.request.key, sequence, result))
                 if sequence.sampling.grammar_error:
                     what = "the output grammar cannot be followed any further"
                     why, todo = sequence.sampling.grammar_error, "use a simpler grammar"
                     self._fail([item], InvalidGrammarError(what, why=why, todo=todo, param="grammar"), failed)
                     break
+                self._awaited.hold(state)
             else:
                 if sampling_choices:
                     state.is_preempted = False
@@ -423,6 +429,14 @@ class Engine:
                 if scored:
                     scores.append(prompt_logprobs(item, scored))
                 self._settle(state, item)
+
+    def _defer(self, item: StepItem, scored: list[TokenOutput], scores: list[PromptLogprobs]) -> None:
+        """Commit an item without the token behind it, which is computed again once the mask of its grammar is there."""
+        item.sequence.computed = item.end - 1
+        self.blocks.publish(item.state, item.sequence)
+        if scored:
+            scores.append(prompt_logprobs(item, scored))
+        self._awaited.hold(item.state)
 
     def _settle(self, state: RequestState, item: StepItem) -> None:
         """Fork, park or end a request after one of its sequences moved."""

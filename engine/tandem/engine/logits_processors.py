@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from tandem.engine.output_matcher import timely_masks
 from tandem.engine.runner_protocol import SampleRow
 from tandem.engine.sampling_state import ChoiceSampling
 from tandem.kernels.token_mask import forbid
@@ -87,7 +88,8 @@ def apply_masks(scores: Tensor, rows: Sequence[SampleRow]) -> None:
 
 def _apply_grammars(scores: Tensor, places: list[int], rows: Sequence[SampleRow]) -> None:
     """Forbid the rows at `places` what their grammars do."""
-    masks = bytearray().join(row.sampling.matcher.mask(row.drafts) for row in rows if row.sampling.matcher is not None)
+    asked = [(row.sampling.matcher, row.drafts) for row in rows if row.sampling.matcher is not None]
+    masks = bytearray().join(timely_masks(asked))
     bits = torch.frombuffer(masks, dtype=torch.uint8).view(len(places), -1).to(scores.device)
     forbid(scores, places, bits)
 

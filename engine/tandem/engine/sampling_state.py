@@ -11,7 +11,9 @@ from tandem.core.sampling import SamplingParams
 from tandem.engine.thought_counter import ThoughtCounter
 
 if TYPE_CHECKING:
-    from tandem.engine.output_grammars import OutputMatcher
+    from concurrent.futures import Future
+
+    from tandem.engine.output_matcher import OutputMatcher
 
 
 class ChoiceSampling:
@@ -76,6 +78,7 @@ class ChoiceSampling:
     def follow(self, matcher: OutputMatcher, outputs: Sequence[int]) -> None:
         """Follow a grammar from now on; `matcher` is at its beginning, `outputs` are already chosen."""
         matcher.replay(outputs)
+        matcher.start()
         self.matcher = matcher
 
     def drafts(self, most: int) -> tuple[int, ...]:
@@ -89,6 +92,20 @@ class ChoiceSampling:
     def is_complete(self) -> bool:
         """True if there is a grammar, and the last token ended the answer by it."""
         return self.matcher is not None and self.matcher.is_complete
+
+    @property
+    def is_held(self) -> bool:
+        """True while no row is to be planned, because its grammar's mask takes long."""
+        return self.matcher is not None and self.matcher.is_held
+
+    @property
+    def pending_masks(self) -> Sequence[Future[list[bytes]]]:
+        """Masks of its grammar that are computed, or known."""
+        return () if self.matcher is None else self.matcher.pending
+
+    def take_late(self) -> bool:
+        """True if the step had no mask of the grammar in time: its token is to be discarded."""
+        return self.matcher is not None and self.matcher.take_late()
 
     @property
     def grammar_error(self) -> str:

@@ -359,7 +359,7 @@ class Scheduler:
         size = self._space.block_tokens
         for sequence in state.catching_up():
             start, goal = sequence.computed, state.goal(sequence)
-            if state.compiling is not None:  # the token that is sampled from comes once the grammar is there
+            if state.is_held:  # the token that is sampled from comes once the grammar, or its mask, is there
                 goal = (goal - 1) // size * size
             chunk = max(self._config.chunk_tokens, size)
             most = min(budget - used, chunk)

@@ -191,9 +191,14 @@ class RequestState:
 
     def decoding(self) -> list[Sequence]:
         """Choices that lack the KV of their last output token alone."""
-        if not self.is_forked or self.is_prefill_only or self.compiling is not None:
+        if not self.is_forked or self.is_prefill_only or self.is_held:
             return []
         return [s for s in self.live if s.prompt_tokens + len(s.outputs) - s.computed == 1 and s.outputs]
+
+    @property
+    def is_held(self) -> bool:
+        """True while no choice may sample: the grammar is compiled, or a mask of it takes long."""
+        return self.compiling is not None or any(choice.sampling.is_held for choice in self.live)
 
     def catching_up(self) -> list[Sequence]:
         """Choices with prompt or known output tokens to compute before they sample."""

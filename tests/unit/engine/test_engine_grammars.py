@@ -1,6 +1,7 @@
 """An engine on the bundled model follows grammars: with others, in choices, after preemption and in another engine."""
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -36,12 +37,14 @@ SCHEMA: dict[str, Any] = {
 }
 GRAMMAR = LLMatcher.grammar_from_json_schema(SCHEMA, overrides={"whitespace_flexible": False})
 TOKENIZER = LLTokenizer(str(MODEL / "tokenizer.json"), eos_token=[1])
+PATIENCE_S = 10.0
+"""Tests run beside others: no mask is late, unless one is to be."""
 RANDOM = {"temperature": 1.0, "seed": 5, "max_tokens": 80, "ignore_eos": False}
 
 
 @pytest.fixture(scope="module")
 def grammars() -> Iterator[OutputGrammars]:
-    made = OutputGrammars(lambda: load_tokenizer(MODEL, 4096, (1,)))
+    made = OutputGrammars(lambda: load_tokenizer(MODEL, 4096, (1,)), PATIENCE_S)
     yield made
     made.close()
 
@@ -223,6 +226,68 @@ def test_an_engine_without_a_tokenizer_refuses_grammars(new_engine: Callable[...
     with pytest.raises(InvalidGrammarError, match=r"tokenizer\.json"):
         engine.add(guided("a"))
     assert not engine.has_work
+
+
+class SlowOnce:
+    """A matcher of llguidance whose next mask comes once `opened` is set."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher, self.begun, self.opened = matcher, threading.Event(), threading.Event()
+
+    def compute_bitmask(self) -> bytes:
+        self.begun.set()
+        assert self.opened.wait(20)
+        return self._matcher.compute_bitmask()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._matcher, name)
+
+
+@pytest.fixture
+def hasty() -> Iterator[OutputGrammars]:
+    """Grammars whose masks are waited for no longer than a step takes."""
+    made = OutputGrammars(lambda: load_tokenizer(MODEL, 4096, (1,)))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("choices", [1, 2])
+def test_a_mask_that_takes_long_holds_back_no_other_request(
+    choices: int, new_engine: Callable[..., Engine], grammars: OutputGrammars, hasty: OutputGrammars
+) -> None:
+    asked = guided("slow", n=choices, max_tokens=12)
+    expected = run(new_engine(grammars=grammars), asked)
+    engine = new_engine(grammars=hasty)
+    engine.add(asked)
+    found: dict[int, list[int]] = {choice: [] for choice in range(choices)}
+
+    def step() -> list[str]:
+        outputs = engine.step().outputs
+        engine.scheduler.check_integrity()
+        for output in outputs:
+            if output.key == "slow":
+                found[output.choice].append(output.token)
+        return [output.key for output in outputs]
+
+    while not all(found.values()):
+        step()
+    state = engine.scheduler.get("slow")
+    assert state is not None
+    matcher = state.live[0].sampling.matcher
+    assert matcher is not None
+    matcher.mask()  # the one on its way
+    slow = SlowOnce(matcher._matcher)
+    matcher._matcher = slow  # type: ignore[assignment]
+    engine.add(request("free", prompt_of(20), max_tokens=30))
+    free = 0
+    while free < 30:
+        free += step().count("free")
+    assert slow.begun.is_set()
+    assert len(found[0]) < 12, "it waits"
+    slow.opened.set()
+    while engine.has_work:
+        step()
+    assert [found[choice] for choice in found] == [expected.tokens("slow", choice) for choice in found]
 
 
 SPACED = OutputGrammar(orjson.dumps({"grammars": [{"json_schema": {**SCHEMA, "x-guidance": SPACING}}]}).decode(), "")

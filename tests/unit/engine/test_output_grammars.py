@@ -11,7 +11,8 @@ from llguidance import LLMatcher, LLTokenizer
 from tandem.core.errors import InvalidGrammarError
 from tandem.core.output_grammar import SPACING
 from tandem.engine import output_grammars
-from tandem.engine.output_grammars import MAX_COMPILED, OutputGrammars, OutputMatcher, load_tokenizer
+from tandem.engine.output_grammars import MAX_COMPILED, OutputGrammars, load_tokenizer
+from tandem.engine.output_matcher import OutputMatcher, timely_masks
 from tests.unit.engine.bundled import MODEL
 
 EOS = 1
@@ -24,12 +25,14 @@ SCHEMA: dict[str, Any] = {
     "required": ["name", "sizes"],
 }
 GRAMMAR = LLMatcher.grammar_from_json_schema(SCHEMA)
+PATIENCE_S = 10.0
+"""Tests run beside others: no mask is late, unless one is to be."""
 ANSWER = '{"name": "Zoë \\"the cat\\"", "sizes": [1, -2.5e3]}'
 
 
 @pytest.fixture
 def grammars() -> Iterator[OutputGrammars]:
-    made = OutputGrammars(lambda: load_tokenizer(MODEL, VOCAB, (EOS,)))
+    made = OutputGrammars(lambda: load_tokenizer(MODEL, VOCAB, (EOS,)), PATIENCE_S)
     yield made
     made.close()
 
@@ -149,6 +152,56 @@ def test_no_draft_is_a_stop_token(grammars: OutputGrammars) -> None:
     assert stop not in matcher_of(grammars, 'start: "the whole sentence"', (stop,)).drafts(8)
 
 
+class Untokenized:
+    """A matcher of llguidance that forbids to tokenize all of what it forces."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+
+    def compute_ff_tokens(self) -> list[int]:
+        raise AssertionError("all of it is tokenized")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._matcher, name)
+
+
+def test_drafts_of_a_long_text_take_its_beginning_alone(grammars: OutputGrammars) -> None:
+    text = "the whole sentence " * 5000
+    matcher = matcher_of(grammars, f'start: "{text}"')
+    matcher._matcher = Untokenized(matcher._matcher)  # type: ignore[assignment]
+    drafts = matcher.drafts(8)
+    assert len(drafts) == 8
+    assert text.startswith(TOKENIZER.decode_str(list(drafts)))
+
+
+def test_a_mask_that_is_late_is_given_up_and_comes_later(grammars: OutputGrammars) -> None:
+    late, quick = matcher_of(grammars), matcher_of(grammars)
+    (wanted,) = quick.compute()
+    begun, opened = threading.Event(), threading.Event()
+    compute = late._matcher.compute_bitmask
+
+    class Blocked(Untokenized):
+        def compute_bitmask(self) -> bytes:
+            begun.set()
+            assert opened.wait(20)
+            return compute()
+
+    late._matcher = Blocked(late._matcher)  # type: ignore[assignment]
+    late._patience_s, quick._patience_s = 0.0, 3.0
+    late.begin()
+    assert begun.wait(20)
+    masks = timely_masks([(quick, ()), (late, ())])
+    assert masks[0] == wanted, "it is not behind the late one"
+    assert allowed(masks[1]) == set(range(VOCAB))
+    assert [one.take_late() for one in (late, quick)] == [True, False]
+    assert not late.take_late()
+    assert late.is_held
+    opened.set()
+    assert late.mask() == wanted
+    assert not late.is_held
+    assert timely_masks([(late, ())]) == [wanted]
+
+
 def test_a_grammar_that_cannot_be_used_is_an_error_of_the_client(grammars: OutputGrammars) -> None:
     with pytest.raises(InvalidGrammarError, match="missing"):
         grammars.compile("start: missing").result(10)
@@ -169,7 +222,22 @@ def test_the_oldest_grammars_are_forgotten(grammars: OutputGrammars, monkeypatch
     assert len(grammars) == 1
 
 
+def test_grammars_that_take_much_memory_are_forgotten_before_others(
+    grammars: OutputGrammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = [f'start: "{letter * 50_000}"' for letter in "abcd"]
+    sizes = [grammars.compile(grammar).result(20).size_bytes for grammar in large[:3]]
+    assert min(sizes) > 1 << 20
+    monkeypatch.setattr(output_grammars, "MAX_BYTES", sum(sizes) - sizes[0] // 2)
+    grammars.compile(large[3]).result(20)
+    assert len(grammars) == 3
+    grammars.compile(large[1]).result(20)
+    assert grammars.reused == 1
+    grammars.compile('start: "small"')
+    assert len(grammars) < 4, "the sum of the sizes is still too large"
+
+
 def test_threads_end(grammars: OutputGrammars) -> None:
     matcher_of(grammars)
     grammars.close()
-    assert not {"grammars_0", "masks_0"} & {thread.name for thread in threading.enumerate()}
+    assert not {"grammars_0", "masks", "masks slow"} & {thread.name for thread in threading.enumerate()}

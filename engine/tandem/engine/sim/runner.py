@@ -10,6 +10,7 @@ from tandem.core.clock import Clock, MonotonicClock
 from tandem.core.config import SimSection
 from tandem.core.kv_layout import KVLayout
 from tandem.core.prefill_queue import attended
+from tandem.engine.output_matcher import OutputMatcher, timely_masks
 from tandem.engine.request import TokenOutput
 from tandem.engine.runner_protocol import Ahead, LayersStored, SampleRow, SeqSlice, StepBatch
 from tandem.engine.sim.arithmetic import chain, choose, combine, prompt_logprob, report_logprob
@@ -66,7 +67,10 @@ class SimRunner:
             if self.group is not None:
                 self.group.abort(f"rank {self.group.rank} failed in a step: {error}")
             raise
-        return [self._sample(digests[row.row], row) for row in rows]
+        masks = iter(timely_masks([(matcher, row.drafts) for row in rows if (matcher := _matcher(row)) is not None]))
+        return [
+            self._sample(digests[row.row], row, None if _matcher(row) is None else next(masks)) for row in rows
+        ]  # fmt: skip
 
     def copy_blocks(self, group: int, pairs: list[tuple[int, int]]) -> None:
         """Copy whole blocks (source, target) inside the pool of `group`."""
@@ -143,7 +147,7 @@ class SimRunner:
             for row in batch.logit_rows
         ]
 
-    def _sample(self, digest: int, row: SampleRow) -> TokenOutput:
+    def _sample(self, digest: int, row: SampleRow, mask: bytes | None) -> TokenOutput:
         sampling, params = row.sampling, row.sampling.params
         if row.token is not None:
             return TokenOutput(row.token, prompt_logprob(digest, row.token, params, self.vocab_size))
@@ -152,13 +156,18 @@ class SimRunner:
         token = choose(
             digest, params, sampling.choice, row.index, vocab_size=self.vocab_size, eos_token_ids=self.eos_token_ids,
             banned=sampling.banned(row.index, self.vocab_size) if sampling.has_mask else (),
-            mask=None if sampling.matcher is None else sampling.matcher.mask(row.drafts),
+            mask=mask,
         )  # fmt: skip
         return TokenOutput(token, report_logprob(token, params, self.vocab_size))
 
     def _wait_until(self, when_s: float) -> None:
         while (left_s := when_s - self._clock.now_s()) > 0:
             self._pause.wait(left_s)
+
+
+def _matcher(row: SampleRow) -> OutputMatcher | None:
+    """Grammar by which a token of the row is to be chosen."""
+    return None if row.token is not None or row.sampling.forced is not None else row.sampling.matcher
 
 
 def durations(timing: SimSection, sequences: Sequence[SeqSlice]) -> tuple[float, float]:

@@ -74,6 +74,7 @@ class Disjointness:
         """True if a property has to be there whose schemas exclude each other."""
         required = dict.fromkeys(
             name for part in parts if isinstance(part.get("required"), list) for name in part["required"]
+            if isinstance(name, str)
         )  # fmt: skip
         for name in required:
             schemas = [one for part in parts if (one := _property(part, name)) is not True]

@@ -22,8 +22,11 @@ MAX_BRANCHES = 32
 """Of a oneOf, properties of a minProperties."""
 MAX_DEPENDENCIES = 8
 MAX_CANDIDATES = 256
-NEEDED = re.compile(r'"(?:not|if|oneOf|dependen\w+|minProperties|maxProperties|propertyNames|format)"\s*:')
-"""Found in the text of a schema that may have something to rewrite."""
+NEEDED = re.compile(
+    r'"(?:not|if|oneOf|dependen\w+|minProperties|maxProperties|propertyNames|format)"\s*:|"enum"\s*:.*"enum"\s*:',
+    re.DOTALL,
+)
+"""Found in the text of a schema that may have something to rewrite; of two lists of values both may have to hold."""
 
 
 class TooManyStepsError(Exception):
@@ -207,7 +210,7 @@ class Rewriting:
         others = schema.get("additionalProperties", True)
         if not is_plain or rule.get("type", "string") != "string" or "patternProperties" in schema:
             raise InexpressibleError
-        if not isinstance(others, bool) or not isinstance(listed, dict):
+        if not isinstance(others, bool) or not isinstance(listed, dict) or not isinstance(rule["pattern"], str):
             raise InexpressibleError
         fits = {name: self._evaluation.matches(rule["pattern"], name) for name in listed}
         if None in fits.values():

@@ -22,7 +22,9 @@ from tandem.core.errors import InvalidGrammarError
 from tandem.core.output_grammar import GRAMMAR_LIMITS, MAX_GRAMMAR_CHARS, OutputGrammar
 from tandem.router.error_quoting import shortened
 from tandem.router.json_schemas.combined_patterns import MAX_COMBINED, combining_path
+from tandem.router.json_schemas.combined_values import MAX_PAIRS, crossing_path
 from tandem.router.json_schemas.keywords import MAX_NESTING, is_deeper, with_paths
+from tandem.router.json_schemas.lowest_numbers import LOWEST, lowest_path
 from tandem.router.json_schemas.pattern_matching import byte_tokenizer
 from tandem.router.json_schemas.rewriting import MAX_STEPS, NEEDED, Rewriting, TooManyStepsError
 
@@ -117,7 +119,8 @@ class _Schemas:
                 if before:
                     grammar[key] = rewrite(before)
                     is_changed = is_changed or grammar[key] is not before
-        return orjson.dumps(document).decode() if is_changed else text
+        # orjson writes no integers beyond 64 bits, which a complement of a bound may have
+        return json.dumps(document, ensure_ascii=False, separators=(",", ":")) if is_changed else text
 
     def _in_lark(self, text: str) -> str:
         decoder, parts, end = json.JSONDecoder(), [], 0
@@ -144,7 +147,7 @@ class _Schemas:
             return self._refuse(schema, path, f"more than {MAX_COMBINED} patterns may have to hold for one text, "
                                 "by allOf, or by $ref, anyOf and oneOf beside others")  # fmt: skip
         if not NEEDED.search(json.dumps(schema)):
-            return schema
+            return self._bounded(schema, schema)
         rewriting = Rewriting(schema)
         try:
             made = rewriting.result()
@@ -155,7 +158,16 @@ class _Schemas:
         self.kept += rewriting.kept
         if (path := combining_path(made)) is not None:
             return self._refuse(schema, "", f"rewritten it has more than {MAX_COMBINED} patterns for one text")
-        return made
+        return self._bounded(made, schema)
+
+    def _bounded(self, schema: Any, given: Any) -> Any:
+        """The schema, which may be `given` rewritten, unless its values are too low, or too many to be compared."""
+        if lowest_path(schema) is not None:
+            return self._refuse(schema, lowest_path(given) or "", f"numbers below {LOWEST} are not supported here")
+        if crossing_path(schema) is not None:
+            why = f"more than {MAX_PAIRS} pairs of values would be compared: lists of them that have to hold together"
+            return self._refuse(schema, crossing_path(given) or "", why)
+        return schema
 
     def _refuse(self, schema: Any, place: str, why: str) -> Any:
         self.error, self.place = why, place
