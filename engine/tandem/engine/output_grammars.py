@@ -6,11 +6,13 @@ Compiling has a thread, and masks have some, which llguidance lets run without t
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +32,8 @@ MAX_CHARS = 4 << 20
 """Characters of all grammars that are kept."""
 MAX_BYTES = 128 << 20
 """Memory that all grammars that are kept have taken: one may take 64 MiB."""
+NICENESS = 10
+"""Of the thread that compiles."""
 _TRIMMED_BYTES = 32 << 20
 """Memory of forgotten grammars is returned to the system from so many bytes on."""
 
@@ -62,7 +66,7 @@ class OutputGrammars:
 
     def __init__(self, load: Callable[[], LLTokenizer], patience_s: float = QUICK_S) -> None:
         """`patience_s`: how long a step waits for masks at least."""
-        self._compiling = ThreadPoolExecutor(1, "grammars")
+        self._compiling = ThreadPoolExecutor(1, "grammars", _yield_cores)
         self._threads, self.patience_s = MaskThreads(), patience_s
         self._counting = threading.Lock()
         self._limits = LLParserLimits(**GRAMMAR_LIMITS, verbose_errors=False)
@@ -155,6 +159,12 @@ class OutputGrammars:
         with self._counting:
             self.masks += masks
             self.mask_s += seconds
+
+
+def _yield_cores() -> None:
+    """Let this thread have what others leave: a step's threads do not wait for cores."""
+    with suppress(OSError, AttributeError):  # other systems know no priorities of threads
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def _size_bytes(future: Future[CompiledGrammar]) -> int:
