@@ -100,6 +100,7 @@ def _outcome(cluster: Cluster, seed: int, number: int) -> dict[str, Any]:
     body = {
         "model": "smollm2", "messages": [{"role": "user", "content": rng.choice(QUESTIONS)}], "tools": tools,
         "tool_choice": "required", "max_tokens": MOST_TOKENS, "temperature": rng.choice((0, 0.8, 1)), "seed": number,
+        "parallel_tool_calls": rng.random() < 0.5,
     }  # fmt: skip
     response = httpx.post(f"{cluster.api}/v1/chat/completions", json=body, timeout=600)
     if response.status_code != 200:

@@ -167,21 +167,21 @@ class ChatTemplate:
     def _widened_style(self) -> _CallStyle:
         """The same style, with what else the template reads of a call."""
         style = self._call_style
-        thoughts = dict.fromkeys(THOUGHT_NAMES, "Hm")
-        if not self._writes(style, _TURN[1] | thoughts | {"content": "Well"}):
-            joined = replace(style, joins_thoughts=True)
-            style = joined if self._writes(joined, _TURN[1] | thoughts | {"content": "Well"}) else style
+        both = {**_TURN[1], **dict.fromkeys(THOUGHT_NAMES, "Hm"), "content": "Well"}
+        joined = replace(style, joins_thoughts=True)
+        if self._written_by(style, both) is None and self._written_by(joined, both) is not None:
+            style = joined
         text = {**_CALL, "function": {"name": "probe", "arguments": "{value"}}
         taking = replace(style, takes_text=True)
-        return taking if self._writes(taking, {**_TURN[1], "tool_calls": [text]}, "{value") else style
+        return taking if "{value" in (self._written_by(taking, {**_TURN[1], "tool_calls": [text]}) or "") else style
 
-    def _writes(self, style: _CallStyle, answer: Mapping[str, Any], expected: str = "probe") -> bool:
-        """True if an answer of this style is written out, with the text `expected` in it."""
+    def _written_by(self, style: _CallStyle, answer: Mapping[str, Any]) -> str | None:
+        """A chat that ends with an answer of this style; None = the template refuses it."""
         self._call_style = style
         try:
-            return expected in self.render([_TURN[0], answer], Rendering(adds_prompt=False))
+            return self.render([_TURN[0], answer], Rendering(adds_prompt=False))
         except InvalidRequestError:
-            return False
+            return None
 
     def render(
         self,

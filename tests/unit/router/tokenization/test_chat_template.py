@@ -327,3 +327,6 @@ def test_thoughts_and_content_are_joined_where_a_template_objects_to_both() -> N
         assert template.render([{**TURN[1], **thoughts, "content": content}]) == expected
     assert template.render([{**TURN[1], "content": "I look."}]) == "|I look.<f>"
     assert template.render([{"role": "assistant", "content": "So.", **thoughts}]) == "Hm.|So."
+    quiet = source.replace("{{ raise_exception('both') }}", "")
+    loses = quiet.replace("in m.tool_calls %}", "in m.tool_calls if not m.content %}")
+    assert ChatTemplate(loses, {}).render([{**TURN[1], **thoughts, "content": "I look."}]) == "Hm.|I look."
