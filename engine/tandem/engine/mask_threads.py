@@ -11,6 +11,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 
+from tandem.core.thread_priority import yield_cores
+
 MAX_THREADS = 8
 """Of quick tasks, the busy ones among them: then tasks wait for each other."""
 Masks = list[bytes]
@@ -20,13 +22,16 @@ _Task = tuple["Future[Masks]", Callable[[], Masks]]
 class _Thread(threading.Thread):
     """Takes tasks of a queue, one after the other, until there is None or `is_last` is set. `task`: what it is at."""
 
-    def __init__(self, name: str, tasks: SimpleQueue[_Task | None]) -> None:
+    def __init__(self, name: str, tasks: SimpleQueue[_Task | None], *, is_slow: bool) -> None:
         super().__init__(name=name)
+        self._is_slow = is_slow
         self._tasks = tasks
         self.task: Future[Masks] | None = None
         self.is_last = False
 
     def run(self) -> None:
+        if self._is_slow:
+            yield_cores()
         while not self.is_last and (taken := self._tasks.get()) is not None:
             self.task, compute = taken
             if self.task.set_running_or_notify_cancel():
@@ -76,7 +81,7 @@ class MaskThreads:
             thread.join()
 
     def _begun(self, name: str, *, is_slow: bool) -> _Thread:
-        thread = _Thread(name, self._tasks[is_slow])
+        thread = _Thread(name, self._tasks[is_slow], is_slow=is_slow)
         thread.start()
         return thread
 

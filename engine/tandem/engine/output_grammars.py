@@ -6,13 +6,11 @@ Compiling has a thread, and masks have some, which llguidance lets run without t
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +22,7 @@ from tandem.core.gguf.model_files import GgufModel, folder_of, is_gguf
 from tandem.core.gguf.tokenizer_json import tokenizer_json
 from tandem.core.memory import allocated_bytes, return_free_memory
 from tandem.core.output_grammar import GRAMMAR_LIMITS, usually_spaced
+from tandem.core.thread_priority import yield_cores
 from tandem.engine.mask_threads import MaskThreads
 from tandem.engine.output_matcher import QUICK_S, OutputMatcher
 
@@ -32,8 +31,6 @@ MAX_CHARS = 4 << 20
 """Characters of all grammars that are kept."""
 MAX_BYTES = 128 << 20
 """Memory that all grammars that are kept have taken: one may take 64 MiB."""
-NICENESS = 10
-"""Of the thread that compiles."""
 _TRIMMED_BYTES = 32 << 20
 """Memory of forgotten grammars is returned to the system from so many bytes on."""
 
@@ -66,7 +63,7 @@ class OutputGrammars:
 
     def __init__(self, load: Callable[[], LLTokenizer], patience_s: float = QUICK_S) -> None:
         """`patience_s`: how long a step waits for masks at least."""
-        self._compiling = ThreadPoolExecutor(1, "grammars", _yield_cores)
+        self._compiling = ThreadPoolExecutor(1, "grammars", yield_cores)
         self._threads, self.patience_s = MaskThreads(), patience_s
         self._counting = threading.Lock()
         self._limits = LLParserLimits(**GRAMMAR_LIMITS, verbose_errors=False)
@@ -159,12 +156,6 @@ class OutputGrammars:
         with self._counting:
             self.masks += masks
             self.mask_s += seconds
-
-
-def _yield_cores() -> None:
-    """Let this thread have what others leave: a step's threads do not wait for cores."""
-    with suppress(OSError, AttributeError):  # other systems know no priorities of threads
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def _size_bytes(future: Future[CompiledGrammar]) -> int:

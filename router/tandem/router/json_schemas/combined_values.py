@@ -9,7 +9,7 @@ from tandem.router.json_schemas.keywords import pointed, with_paths
 
 MAX_PAIRS = 4_000
 """Each takes about 0.1 ms, outside llguidance's limits."""
-_MAX_VISITS = 20_000
+_MAX_VISITS = 10_000
 _MAX_DEPTH = 128
 _Values = dict[tuple[str, ...], tuple[int, int]]
 """Place in a value → alternatives there, and pairs of them that are compared."""
@@ -28,6 +28,7 @@ class _Counting:
 
     def __init__(self, root: Any) -> None:
         self._root, self._left = root, _MAX_VISITS
+        self._known: dict[str, _Values] = {}
 
     def is_crossed(self, schema: Any) -> bool:
         """True if a part of the schema compares more than MAX_PAIRS."""
@@ -47,7 +48,10 @@ class _Counting:
             found = _crossed(found, self._values(one, seen, depth))
         reference = schema.get("$ref")
         if isinstance(reference, str) and reference.startswith("#") and reference not in seen:
-            found = _crossed(found, self._values(pointed(self._root, reference), seen | {reference}, depth))
+            if reference not in self._known:
+                target = pointed(self._root, reference)
+                self._known[reference] = self._values(target, seen | {reference}, depth)
+            found = _crossed(found, self._known[reference])
         properties = schema.get("properties")
         inner = dict(properties) if isinstance(properties, dict) else {}
         inner |= {f"*{key}": schema[key] for key in ("items", "additionalProperties") if key in schema}

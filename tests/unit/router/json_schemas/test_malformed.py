@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tandem.core.errors import InvalidGrammarError
+from tandem.router.json_schemas import combined_values
 from tandem.router.json_schemas.combined_values import MAX_PAIRS, crossing_path
 from tandem.router.json_schemas.keywords import RESTRICTIONS
 from tandem.router.json_schemas.rewriting import Rewriting
@@ -105,3 +106,10 @@ def test_values_of_two_short_lists_are_compared_here() -> None:
 def test_references_in_a_chain_end_the_count() -> None:
     chain = {f"d{number}": {"$ref": f"#/$defs/d{number + 1}"} for number in range(3000)}
     assert crossing_path({"$ref": "#/$defs/d0", "$defs": chain}) is None
+
+
+def test_definitions_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(combined_values, "_MAX_VISITS", 400)
+    twice = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}, {"$ref": f"#/$defs/d{n + 1}"}]} for n in range(30)}
+    crossed = {"allOf": [{"enum": names(100)}, {"enum": names(100)}]}
+    assert crossing_path({"$ref": "#/$defs/d0", "$defs": {**twice, "d30": crossed}}) is not None
