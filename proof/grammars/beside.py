@@ -92,13 +92,14 @@ class Honest:
     def _answer(self) -> Iterator[float]:
         body = {
             "model": "tandem-tiny", "prompt": "An honest client streams", "max_tokens": HONEST_TOKENS, "temperature": 0,
-            "ignore_eos": True, "stream": True,
+            "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
         }  # fmt: skip
         with self._http.stream("POST", "/v1/completions", json=body) as response:
-            times_s = [time.monotonic() for line in response.iter_lines() if line.startswith("data: {")]
-        if response.status_code != ANSWERED or len(times_s) < HONEST_TOKENS // 2:
-            raise AssertionError(f"an honest stream ended with status {response.status_code}, {len(times_s)} events")
-        yield from (after - before for before, after in pairwise(times_s))
+            events = [(time.monotonic(), line) for line in response.iter_lines() if line.startswith("data: {")]
+        last = json.loads(events[-1][1].removeprefix("data: ")) if events else {}
+        if (last.get("usage") or {}).get("completion_tokens") != HONEST_TOKENS:
+            raise AssertionError(f"an honest stream ended with status {response.status_code} and {last}")
+        yield from (after - before for (before, _), (after, _) in pairwise(events))
 
 
 def _phase(
