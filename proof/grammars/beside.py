@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,7 @@ REFUSED, ANSWERED = 400, 200
 def run(inputs: Inputs, numbers: Sequence[int]) -> dict[str, Any]:
     """Measurements of all phases, and every promise that they break (`broken`)."""
     bodies = {number: {"structured_outputs": inputs.of(number).body} for number in numbers}
-    with running(*CLUSTER) as cluster:
-        honest = Honest(cluster)
+    with running(*CLUSTER) as cluster, closing(Honest(cluster)) as honest:
         _phase(cluster, honest, {number: {} for number in numbers[:CLIENTS]})  # what is imported at the first request
         plain, _ = _phase(cluster, honest, {number: {} for number in numbers})
         pids = _pids(cluster)
@@ -78,6 +78,10 @@ class Honest:
 
     def __init__(self, cluster: Cluster) -> None:
         self._http = httpx.Client(base_url=cluster.api, timeout=TIMEOUT_S)
+
+    def close(self) -> None:
+        """End its connections."""
+        self._http.close()
 
     def during(self, work: Any) -> list[float]:
         """Gaps, in seconds, of the answers while `work` runs in another thread, which may raise: of one at least."""
