@@ -119,15 +119,16 @@ class Subject:
         line = process.stdout.readline() if is_answered else ""
         if line:
             return dict(json.loads(line))
-        process.kill()
-        code, self._process = process.wait(), None
+        with process:
+            process.kill()
+        code, self._process = process.returncode, None
         return {"ended": f"the process ended with {code}" if is_answered else f"no end within {PATIENCE_S:.0f} s"}
 
     def close(self) -> None:
         """End the process."""
         if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()
-            self._process.wait()
+            with self._process:  # which closes its pipes and waits
+                self._process.stdin.close()
 
     def _running(self) -> subprocess.Popen[str]:
         if self._process is None:

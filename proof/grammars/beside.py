@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,7 @@ REFUSED, ANSWERED = 400, 200
 def run(inputs: Inputs, numbers: Sequence[int]) -> dict[str, Any]:
     """Measurements of all phases, and every promise that they break (`broken`)."""
     bodies = {number: {"structured_outputs": inputs.of(number).body} for number in numbers}
-    with running(*CLUSTER) as cluster:
-        honest = Honest(cluster)
+    with running(*CLUSTER) as cluster, closing(Honest(cluster)) as honest:
         _phase(cluster, honest, {number: {} for number in numbers[:CLIENTS]})  # what is imported at the first request
         plain, _ = _phase(cluster, honest, {number: {} for number in numbers})
         pids = _pids(cluster)
@@ -79,6 +79,10 @@ class Honest:
     def __init__(self, cluster: Cluster) -> None:
         self._http = httpx.Client(base_url=cluster.api, timeout=TIMEOUT_S)
 
+    def close(self) -> None:
+        """End its connections."""
+        self._http.close()
+
     def during(self, work: Any) -> list[float]:
         """Gaps, in seconds, of the answers while `work` runs in another thread, which may raise: of one at least."""
         with ThreadPoolExecutor(1) as thread:
@@ -92,13 +96,14 @@ class Honest:
     def _answer(self) -> Iterator[float]:
         body = {
             "model": "tandem-tiny", "prompt": "An honest client streams", "max_tokens": HONEST_TOKENS, "temperature": 0,
-            "ignore_eos": True, "stream": True,
+            "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
         }  # fmt: skip
         with self._http.stream("POST", "/v1/completions", json=body) as response:
-            times_s = [time.monotonic() for line in response.iter_lines() if line.startswith("data: {")]
-        if response.status_code != ANSWERED or len(times_s) < HONEST_TOKENS // 2:
-            raise AssertionError(f"an honest stream ended with status {response.status_code}, {len(times_s)} events")
-        yield from (after - before for before, after in pairwise(times_s))
+            events = [(time.monotonic(), line) for line in response.iter_lines() if line.startswith("data: {")]
+        last = json.loads(events[-1][1].removeprefix("data: ")) if events else {}
+        if (last.get("usage") or {}).get("completion_tokens") != HONEST_TOKENS:
+            raise AssertionError(f"an honest stream ended with status {response.status_code} and {last}")
+        yield from (after - before for (before, _), (after, _) in pairwise(events))
 
 
 def _phase(

@@ -6,11 +6,11 @@ from proof.grammars.inputs import Inputs
 
 def test_hostile_grammars_end_in_an_answer_or_a_refusal_beside_a_stream() -> None:
     inputs = Inputs(5, None)
-    found = beside.run(inputs, range(16))
+    found = beside.run(inputs, range(10))
     # How much later tokens come is for the proof on a quiet machine: tests run beside others.
     assert [why for why in found["broken"] if not why.startswith("p99")] == []
     assert set(found["ends"]) == {"200", "400"}
-    assert sum(found["ends"].values()) == 16
+    assert sum(found["ends"].values()) == 10
     assert found["hostile"]["tokens"] > 100
 
 

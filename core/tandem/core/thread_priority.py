@@ -1,4 +1,7 @@
-"""Priorities of threads: long work in the background takes what cores are left, and no step or stream waits for it."""
+"""Priorities of threads: long work in the background takes what cores are left, and no step waits for it.
+
+For work outside the interpreter alone: a thread without a core would keep the interpreter's lock from all others.
+"""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ def test_an_engine_without_a_tokenizer_refuses_grammars(new_engine: Callable[...
 
 
 class SlowOnce:
-    """A matcher of llguidance whose next mask comes once `opened` is set."""
+    """A matcher of llguidance with a next mask that comes once `opened` is set."""
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher, self.begun, self.opened = matcher, threading.Event(), threading.Event()
@@ -245,7 +245,7 @@ class SlowOnce:
 
 @pytest.fixture
 def hasty() -> Iterator[OutputGrammars]:
-    """Grammars whose masks are waited for no longer than a step takes."""
+    """Grammars with masks that are waited for no longer than a step takes."""
     made = OutputGrammars(lambda: load_tokenizer(MODEL, 4096, (1,)))
     yield made
     made.close()

@@ -20,7 +20,6 @@ from llguidance import LLMatcher, LLParserLimits
 
 from tandem.core.errors import InvalidGrammarError
 from tandem.core.output_grammar import GRAMMAR_LIMITS, MAX_GRAMMAR_CHARS, OutputGrammar
-from tandem.core.thread_priority import yield_cores
 from tandem.router.error_quoting import shortened
 from tandem.router.json_schemas.combined_patterns import MAX_COMBINED, combining_path
 from tandem.router.json_schemas.combined_values import MAX_PAIRS, crossing_path
@@ -41,7 +40,7 @@ _REPEATED = re.compile(r"(?P<span>\{\s*\d*\s*,\s*\d*\s*\})|(?P<count>\{\s*\d+\s*
 _WEIGHTS = {"span": 32, "count": 8, None: 1}
 _LIMITS = LLParserLimits(**GRAMMAR_LIMITS, verbose_errors=False)
 _WRITTEN_LIMITS = LLParserLimits(**{**GRAMMAR_LIMITS, "max_grammar_size": MAX_WRITTEN_SYMBOLS}, verbose_errors=False)
-_THREAD = ThreadPoolExecutor(1, "grammar check", yield_cores)
+_THREAD = ThreadPoolExecutor(1, "grammar check")
 
 
 @dataclass(frozen=True, slots=True)

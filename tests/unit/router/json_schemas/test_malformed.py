@@ -1,4 +1,4 @@
-"""Schemas whose keywords have values of any kind: they are rewritten or refused, and none breaks the router."""
+"""Values of any kind under keywords of a schema: it is rewritten or refused, and none breaks the router."""
 
 import asyncio
 import json
