@@ -77,3 +77,12 @@ def test_calls_are_judged() -> None:
     for bad in (call("get_whether", "{}"), call("get_weather", "{}"), call("get_weather", '{"city": "Oslo'),
                 call("get_weather", '{"city": "Oslo", "units": "K"}')):  # fmt: skip
         assert wrong_calls([good, bad], TOOLS, "tool_calls")
+
+
+def test_an_argument_that_nothing_fits_is_named_where_arguments_are_written_one_by_one() -> None:
+    """In JSON it is left out, as it is optional."""
+    schema = {"type": "object", "properties": {"is_open": {"type": "boolean", "enum": ["yes", "no"]}}}
+    function = {"name": "find", "description": "Finds.", "parameters": schema}
+    with asking("pythonic") as client:
+        refused = outcome(client, [function], "required")["refused"]
+        assert list(refused) == ["is_open: cannot be enforced: Unsatisfiable schema: incompatible types."]

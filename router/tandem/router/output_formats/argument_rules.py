@@ -18,6 +18,8 @@ _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additi
 _ELSEWHERE = {"allOf", "anyOf", "oneOf", "$ref", "if", "patternProperties"}
 """Keywords that may name further parameters. A schema without them has all in its properties: functions that are
 called with others fail."""
+_BRANCHES = ("anyOf", "oneOf", "prefixItems")
+_DEFINITIONS = ("$defs", "definitions")
 PLAIN_STYLES = ("xml", "gemma")
 """Those that write texts as they are, without escapes."""
 _MOST_CHARS = 4096
@@ -25,11 +27,38 @@ _DEPTH = 4
 
 
 def whole_schema(schema: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """The schema of parameters of a function with what it leaves unsaid."""
+    """The schema of parameters of a function with what it leaves unsaid: objects have the properties listed alone."""
     whole = {"type": "object", **schema} if schema else _NO_PARAMETERS
-    return (
-        {"additionalProperties": False, **whole} if "properties" in whole and not _ELSEWHERE & whole.keys() else whole
-    )
+    if "allOf" in json.dumps(whole):  # several schemas describe one object
+        return _without_others(whole)
+    shared = {
+        key: {name: _closed(one) for name, one in whole[key].items()}
+        for key in _DEFINITIONS
+        if isinstance(whole.get(key), Mapping)
+    }
+    return _without_others({**_closed(whole), **shared})
+
+
+def _closed(schema: Any) -> Any:
+    """The schema with objects inside closed that list properties: models fill others up without end."""
+    if not isinstance(schema, Mapping):
+        return schema
+    made = dict(schema)
+    if isinstance(properties := schema.get("properties"), Mapping):
+        made["properties"] = {name: _closed(one) for name, one in properties.items()}
+    elif isinstance(schema.get("items"), Mapping):
+        made["items"] = _closed(schema["items"])
+    else:  # no branch closes what the others describe
+        made |= {key: [_closed(one) for one in schema[key]] for key in _BRANCHES if isinstance(schema.get(key), list)}
+    return _without_others(made) if made.get("properties") else made
+
+
+def _without_others(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    properties, required = schema.get("properties"), schema.get("required", [])
+    if not isinstance(properties, Mapping) or _ELSEWHERE & schema.keys():
+        return schema
+    has_all = not isinstance(required, list) or all(name in properties for name in required)
+    return {"additionalProperties": False, **schema} if has_all else schema
 
 
 def with_options(schema: Mapping[str, Any], *, is_strict: bool) -> dict[str, Any]:
@@ -73,7 +102,7 @@ class ArgumentRules:
 
     def _whole(self, schema: Mapping[str, Any] | None) -> Mapping[str, Any]:
         whole = whole_schema(schema)
-        self._definitions = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
+        self._definitions = {key: whole[key] for key in _DEFINITIONS if key in whole}
         return whole
 
     def of_input(self, grammar: str, style: str) -> str:

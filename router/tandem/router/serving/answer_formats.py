@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ from tandem.core.errors import InvalidRequestError, UnsupportedParameterError
 from tandem.core.output_grammar import OutputGrammar
 from tandem.core.thought_budget import ThoughtBudget
 from tandem.router.dispatch.inflight_request import GenerationRequest
+from tandem.router.error_quoting import shortened
 from tandem.router.output_formats.argument_rules import whole_schema, with_options
 from tandem.router.output_formats.choice import ThoughtLimit
 from tandem.router.output_formats.grammar import Thinking, behind_reasoning, call_grammar, calls_or_answer
@@ -82,20 +83,23 @@ def _constrained(ask: GenerationRequest, grammar: str) -> GenerationRequest:
     return replace(ask, output_grammar=OutputGrammar(grammar, param, "tools"))
 
 
-def argument_schemas(ask: GenerationRequest) -> list[OutputGrammar]:
-    """The schemas of the arguments of each function alone: where the grammar of all calls is refused, the one that is
-    refused, too, has the place of the fault."""
+def argument_schemas(ask: GenerationRequest) -> Iterator[OutputGrammar]:
+    """The schemas of the arguments of each function alone, and of each argument: where the grammar of all calls is
+    refused, the first that is refused, too, has the place of the fault. Formats that write arguments one by one refuse
+    some that nothing fits, where JSON leaves them out."""
     use = ask.tools
-    if use is None:
-        return []
-    grammars = []
-    for position, tool in enumerate(use.tools):
+    for position, tool in enumerate(use.tools if use is not None else ()):
         name, schema = tool["function"]["name"], tool["function"].get("parameters")
-        if name in use.allowed and name not in use.customs and schema:
-            whole = with_options(whole_schema(schema), is_strict=name in use.strict)
-            param = f"tools[{position}].{_SCHEMA_PARAMS[ask.api]}"
-            grammars.append(OutputGrammar(json.dumps({"grammars": [{"json_schema": whole}]}), param, "tools"))
-    return grammars
+        if use is None or name not in use.allowed or name in use.customs or not schema:
+            continue
+        whole, param = whole_schema(schema), f"tools[{position}].{_SCHEMA_PARAMS[ask.api]}"
+        shared = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
+        properties = whole.get("properties")
+        arguments = properties.items() if isinstance(properties, Mapping) else ()
+        named = [(f"{param}.properties.{shortened(key)}", one) for key, one in arguments if isinstance(one, Mapping)]
+        for place, one in ((param, whole), *named):
+            asked = with_options({**shared, **one}, is_strict=name in use.strict)
+            yield OutputGrammar(json.dumps({"grammars": [{"json_schema": asked}]}), place, "tools")
 
 
 def _behind_reasoning(ask: GenerationRequest, tokenizer: Tokenizer, formats: ModelFormats) -> GenerationRequest:

@@ -150,6 +150,35 @@ def walk(model: Model, grammar: str, draw: random.Random, enders: set[int]) -> l
     return None
 
 
+OPTIONS: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "is_open"),
+    [
+        (OPTIONS, False),
+        ({"type": "array", "items": OPTIONS}, False),
+        ({"anyOf": [OPTIONS, {"type": "null"}]}, False),
+        ({"$ref": "#/$defs/options"}, False),
+        ({**OPTIONS, "additionalProperties": {"type": "integer"}}, True),
+        ({"type": "object"}, True),
+        ({"type": "object", "properties": {}}, True),
+        ({**OPTIONS, "required": ["b"]}, True),
+        ({"allOf": [OPTIONS, {"properties": {"b": {"type": "integer"}}}]}, True),
+    ],
+)
+def test_objects_inside_have_the_properties_that_are_listed(schema: Any, is_open: bool) -> None:
+    """SmolLM2 wrote further ones until the answer was cut."""
+    model = model_of("hermes", False)
+    parameters = {"type": "object", "properties": {"x": schema}, "$defs": {"options": OPTIONS}}
+    tool = {"type": "function", "function": {"name": "go", "parameters": parameters}}
+    grammar = grammar_of("hermes", model, replace(use(), tools=[tool], allowed=("go",)))
+    assert grammar is not None
+    for value, is_accepted in (({"a": 1}, "required" not in schema), ({"a": 1, "b": 2}, is_open)):
+        given = [value] if schema.get("type") == "array" else value
+        assert model.accepts(grammar, text_of("hermes", ("go", {"x": given}))) is is_accepted
+
+
 @EACH
 def test_calls_have_a_bound(form: str) -> None:
     """Models that repeat a call would go on to the end of the context."""
