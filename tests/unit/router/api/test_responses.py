@@ -227,19 +227,19 @@ def test_results_have_the_names_of_their_functions_and_thoughts_every_name() -> 
     assert second["name"] == "f"
 
 
-@pytest.mark.parametrize(
-    ("given", "param"),
-    [
-        ([call(1), output(2)], "input[1].call_id"),
-        ([call(1, "{")], "input[0].arguments"),
-        ([call(1, "[]")], "input[0].arguments"),
-    ],
-)
-def test_calls_that_no_model_can_read_are_named(given: list[Any], param: str) -> None:
-    request = parsed(input=given)
+def test_a_result_of_no_call_is_named() -> None:
+    request = parsed(input=[call(1), output(2)])
     with pytest.raises(InvalidRequestError) as caught:
         for_template(messages_of(items_of(request.input)), request.input)
-    assert caught.value.param == param
+    assert caught.value.param == "input[1].call_id"
+
+
+@pytest.mark.parametrize("arguments", ["{", "[]"])
+def test_calls_without_a_complete_field_are_taken_as_calls_without_arguments(arguments: str) -> None:
+    """Models write such, and clients send them back."""
+    request = parsed(input=[call(1, arguments)])
+    (message,) = for_template(messages_of(items_of(request.input)), request.input)
+    assert [one["function"]["arguments"] for one in message["tool_calls"]] == ["{}"]
 
 
 def test_a_call_that_was_cut_has_its_complete_fields_in_the_next_turn() -> None:
