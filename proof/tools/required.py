@@ -22,7 +22,7 @@ from tools.running_cluster import Cluster, running
 
 TEMPLATE = ROOT / "tests" / "unit" / "router" / "output_formats" / "templates" / "smollm2.jinja"
 TOGETHER = 4
-MOST_TOKENS = 2048
+MOST_TOKENS = 3072
 """Enough for 16 calls."""
 STRING, TEXT = ({"type": "string", "maxLength": most} for most in (60, 300))
 """With bounds: small models go round in circles in a text that has none, until the answer is cut."""
