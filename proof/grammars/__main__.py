@@ -27,9 +27,9 @@ PATIENCE_S = 60.0
 GROUP = 250
 LIMITS = {"parse_hold_s": 0.25, "check_hold_s": 0.25, "compile_hold_s": 0.25, "step_hold_s": 0.25, "check_s": 5.0,
           "compile_s": 5.0, "step_s": 1.0, "mib": 768.0}  # fmt: skip
+"""Seconds of CPU time, and MiB of memory. `_hold_s`: seconds of the clock in which the event loop runs nothing else."""
 WORST = ("check_s", "compile_s", "step_s")
 """The input of each group that took the most of these is named, and sent to a cluster by the other part."""
-"""Seconds of CPU time, and MiB of memory. `_hold_s`: those in which the event loop runs nothing else."""
 
 
 def main() -> int:

@@ -283,7 +283,7 @@ GRAMMARS_REUSED = _worker(
 )
 GRAMMAR_MASKS = _worker(_COUNTER, "tandem_grammar_masks_total", "Masks of output grammars: one a token and choice.")
 GRAMMAR_MASK_SECONDS = _worker(
-    _COUNTER, "tandem_grammar_mask_seconds_total", "Time of computing them, while the model computes the logits."
+    _COUNTER, "tandem_grammar_mask_seconds_total", "CPU time of computing them, while the model computes the logits."
 )
 GRAMMAR_DRAFTS = _worker(
     _COUNTER, "tandem_grammar_drafts_total", "Tokens computed beside the one before them, as grammars left one text."

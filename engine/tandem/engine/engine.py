@@ -401,25 +401,20 @@ class Engine:
                 self.blocks.unpublish(state)  # earlier blocks of this prompt may be bad too
                 self._fail([item], error, failed)
                 continue
+            if state.has_grammar and [taker for taker in sampling_choices if taker.sampling.take_late()]:
+                self._defer(item, scored, scores)
+                continue
             if item.drafts:
                 tokens = verified(item, tokens)
                 self._awaited.count_drafts(len(item.drafts), len(tokens) - 1)
                 sampling_choices = [item.sequence] * len(tokens)
-            late = [taker for taker in item.sampling_choices if taker.sampling.take_late()]
-            if late:
-                self._defer(item, scored, scores)
-                continue
             for sequence, result in zip(sampling_choices, tokens, strict=True):
                 if not sequence.sampling.grammar_error:  # as its mask found it
                     sequence.append(result.token)
                     self._finish_if_done(state, sequence)
                     outputs.append(_output(state.request.key, sequence, result))
-                if sequence.sampling.grammar_error:
-                    what = "the output grammar cannot be followed any further"
-                    why, todo = sequence.sampling.grammar_error, "use a simpler grammar"
-                    self._fail([item], InvalidGrammarError(what, why=why, todo=todo, param="grammar"), failed)
+                if state.has_grammar and not self._follows(item, sequence, failed):
                     break
-                self._awaited.hold(state)
             else:
                 if sampling_choices:
                     state.is_preempted = False
@@ -429,6 +424,15 @@ class Engine:
                 if scored:
                     scores.append(prompt_logprobs(item, scored))
                 self._settle(state, item)
+
+    def _follows(self, item: StepItem, sequence: Sequence, failed: dict[str, Exception]) -> bool:
+        """Fail the request if the grammar of `sequence` cannot be followed any further; False then."""
+        if why := sequence.sampling.grammar_error:
+            what, todo = "the output grammar cannot be followed any further", "use a simpler grammar"
+            self._fail([item], InvalidGrammarError(what, why=why, todo=todo, param="grammar"), failed)
+            return False
+        self._awaited.hold(item.state)
+        return True
 
     def _defer(self, item: StepItem, scored: list[TokenOutput], scores: list[PromptLogprobs]) -> None:
         """Commit an item without the token behind it, which is computed again once the mask of its grammar is there."""

@@ -63,11 +63,12 @@ class OutputGrammars:
 
     def __init__(self, load: Callable[[], LLTokenizer], patience_s: float = QUICK_S) -> None:
         """`patience_s`: how long a step waits for masks at least."""
-        self._compiling = ThreadPoolExecutor(1, "grammars", yield_cores)
+        self._compiling = ThreadPoolExecutor(1, "grammars")
         self._threads, self.patience_s = MaskThreads(), patience_s
         self._counting = threading.Lock()
         self._limits = LLParserLimits(**GRAMMAR_LIMITS, verbose_errors=False)
         self._tokenizer = self._compiling.submit(load)
+        self._compiling.submit(yield_cores)  # not while it loads, with the interpreter's lock
         self._compiled: OrderedDict[str, Future[CompiledGrammar]] = OrderedDict()
         self._chars = self._freed_bytes = 0
         self.compiled = self.masks = self.reused = self.drafts = self.accepted_drafts = 0

@@ -108,6 +108,7 @@ class RequestState:
         "cached_blocks",
         "cached_tokens",
         "compiling",
+        "has_grammar",
         "is_forked",
         "is_preempted",
         "is_prefill_only",
@@ -143,6 +144,7 @@ class RequestState:
         self.is_forked = len(self.live) <= 1
         self.is_preempted = False
         self.lost_tokens = 0
+        self.has_grammar = bool(request.sampling.grammar)
         self.compiling: Future[CompiledGrammar] | None = None  # no choice samples until its grammar is there
         self.place = QueueState.WAITING
         self.cached_tokens: int | None = None
@@ -198,7 +200,7 @@ class RequestState:
     @property
     def is_held(self) -> bool:
         """True while no choice may sample: the grammar is compiled, or a mask of it takes long."""
-        return self.compiling is not None or any(choice.sampling.is_held for choice in self.live)
+        return self.has_grammar and (self.compiling is not None or any(choice.sampling.is_held for choice in self.live))
 
     def catching_up(self) -> list[Sequence]:
         """Choices with prompt or known output tokens to compute before they sample."""

@@ -1,7 +1,9 @@
 """Grammars in a worker: compiled once, followed token by token, and rebuilt by replay at every place of an answer."""
 
 import json
+import os
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,9 +12,10 @@ from llguidance import LLMatcher, LLTokenizer
 
 from tandem.core.errors import InvalidGrammarError
 from tandem.core.output_grammar import SPACING
+from tandem.core.thread_priority import NICENESS
 from tandem.engine import output_grammars
 from tandem.engine.output_grammars import MAX_COMPILED, OutputGrammars, load_tokenizer
-from tandem.engine.output_matcher import OutputMatcher, timely_masks
+from tandem.engine.output_matcher import QUICK_S, OutputMatcher, timely_masks
 from tests.unit.engine.bundled import MODEL
 
 EOS = 1
@@ -35,6 +38,50 @@ def grammars() -> Iterator[OutputGrammars]:
     made = OutputGrammars(lambda: load_tokenizer(MODEL, VOCAB, (EOS,)), PATIENCE_S)
     yield made
     made.close()
+
+
+def test_a_tokenizer_is_loaded_before_cores_are_yielded() -> None:
+    """It holds the interpreter's lock: without a core it would hold back the whole process."""
+
+    def load() -> LLTokenizer:
+        found.append(niceness())
+        return TOKENIZER
+
+    found: list[int] = []
+    made = OutputGrammars(load, PATIENCE_S)
+    matcher_of(made)
+    found.append(made._compiling.submit(niceness).result())
+    made.close()
+    usual = os.getpriority(os.PRIO_PROCESS, 0)
+    assert found == [usual, max(usual, NICENESS)]
+
+
+def niceness() -> int:
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+
+def test_a_wait_for_a_core_makes_no_matcher_slow(grammars: OutputGrammars) -> None:
+    matcher = matcher_of(grammars)
+    given = matcher._matcher
+
+    class Waiting:
+        def compute_bitmask(self) -> bytes:
+            begun_s = time.monotonic()
+            waited.wait(5 * QUICK_S)
+            took_s.append(time.monotonic() - begun_s)
+            return given.compute_bitmask()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(given, name)
+
+    waited, took_s = threading.Event(), list[float]()
+    matcher._matcher = Waiting()  # type: ignore[assignment]
+    matcher._patience_s = 0.0
+    matcher.begin()
+    matcher.mask()
+    assert took_s[-1] > QUICK_S
+    matcher.advance(TOKENIZER.tokenize_str(ANSWER)[0])
+    assert not matcher.is_held
 
 
 def matcher_of(grammars: OutputGrammars, grammar: str = GRAMMAR, stops: tuple[int, ...] = ()) -> OutputMatcher:

@@ -6,6 +6,7 @@ import asyncio
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ MAX_STOP_CHARS = 1024
 MAX_PROMPTS = 32
 MAX_CACHE_SALT_CHARS = 1024
 MAX_CACHE_KEY_CHARS = 512
+MAX_FAULT_CHECKS = 64
+"""Schemas of tools that are checked one by one, to tell where the fault is."""
 MAX_SCORES = 1 << 18
 """Log-probabilities of prompt tokens in one answer, alternatives included."""
 MAX_ANSWER_SCORES = 1 << 19
@@ -189,10 +192,8 @@ class RequestParser:
         _check_rendering(rendering, messages)
         form = model.formats.tools
         if form is not None and not model.tokenizer.knows_tools and _has_tools(rendering, messages):
-            messages, rendering = (
-                with_tools_as_text(messages, rendering.tools, form.shape),
-                replace(rendering, tools=()),
-            )
+            messages = with_tools_as_text(messages, rendering.tools, form.shape)
+            rendering = replace(rendering, tools=())
         return await model.tokenizer.encode_chat(messages, rendering, most_tokens=most_tokens)
 
     async def _prompts(self, ask: GenerationRequest, model: TokenizedModel) -> list[Sequence[int]]:
@@ -308,7 +309,7 @@ async def _checked_grammar(ask: GenerationRequest, grammar: OutputGrammar) -> st
     try:
         return (await check_grammar(grammar)).text
     except InvalidGrammarError:
-        for schema in argument_schemas(ask):
+        for schema in islice(argument_schemas(ask), MAX_FAULT_CHECKS):
             await check_grammar(schema)
         raise
 
