@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 QUICK_S = 0.002
-"""A matcher whose last mask took longer works ahead of its row: none is planned until the mask is there."""
+"""CPU time of a mask. If the last one took longer, the scheduler plans no row until the next mask is there."""
 MAX_FORCED = 256
 """Bytes that drafts are made of: a grammar may force as much as it is long, and all of it would be tokenized."""
 
