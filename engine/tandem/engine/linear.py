@@ -22,9 +22,12 @@ from tandem.kernels.float_linear import FloatLinear
 from tandem.kernels.prepacked_linear import PrepackedLinear, packs
 from tandem.kernels.quantized_linear import (
     FORMATS,
+    OUTLIERS,
     QuantizedLinear,
     QuantizedWeight,
     Unpacked,
+    has_outliers,
+    outliers_of,
     packed_bytes,
     unpacked_bytes,
 )
@@ -44,26 +47,35 @@ class Quantizer:
         self._is_exact, self._unpacked = is_exact, Unpacked()
 
     @property
-    def weighs_errors(self) -> bool:
-        """True if weights gain from `importance`: where there is a choice of scales."""
-        return self._bits == 4
+    def calibration_tokens(self) -> int:
+        """How many tokens tell `importance` well enough: fewer choose columns with second numbers than scales of 4
+        bits. 0 where weights gain nothing from it."""
+        return 512 if self._bits == 4 else 64 if has_outliers(self._bits, self._row_bits) else 0
 
     def weight(self, tensor: Tensor, importance: Tensor | None = None) -> QuantizedWeight:
-        """`tensor` [out_features, in_features], quantised; it may be freed. `importance`: of errors, [in_features]."""
-        return QuantizedWeight(tensor, self._bits, importance)
+        """`tensor` [out_features, in_features], quantised; it may be freed. `importance`: of inputs, [in_features]."""
+        return QuantizedWeight(tensor, self._bits, importance, self._outliers(tensor.shape[1]))
 
     def linear(self, weight: QuantizedWeight, bias: Tensor | None) -> QuantizedLinear:
         return QuantizedLinear(weight, bias, unpacked=self._unpacked, is_exact=self._is_exact, row_bits=self._row_bits)
 
     def bytes_of(self, shapes: Iterable[tuple[int, int]]) -> int:
         """Memory of quantised weights of these shapes, and what products of many rows need beside them."""
-        every = list(shapes)
+        every = [(columns, inner + self._outliers(inner)) for columns, inner in shapes]
         return sum(packed_bytes(*shape, self._bits) for shape in every) + unpacked_bytes(every, self._bits)
+
+    def _outliers(self, inner: int) -> int:
+        return outliers_of(inner, self._bits, self._row_bits)
 
 
 def format_of(kind: str) -> str:
-    """The bits of weights and rows of `--quantize kind`, as in "w8a16": workers of other bits compute other KV."""
-    return "none" if kind == "none" else "w{}a{}".format(*FORMATS[kind])
+    """The bits of weights and rows of `--quantize kind`, and the columns with second numbers, as in "w8a16+32": workers
+    of others compute other KV."""
+    if kind == "none":
+        return "none"
+    bits, row_bits = FORMATS[kind]
+    outliers = OUTLIERS if has_outliers(bits, row_bits) else 0
+    return f"w{bits}a{row_bits}" + (f"+{outliers}" if outliers else "")
 
 
 def quantizer_for(

@@ -14,6 +14,7 @@ from tandem.kernels.quantized_linear import linear as linears
 from tandem.kernels.quantized_linear import weight as weights
 from tandem.kernels.quantized_linear.linear import FEW_ROWS
 from tandem.kernels.quantized_linear.reference import (
+    outlier_numbers_reference,
     planes_reference,
     quantize_rows_reference,
     quantize_weight_reference,
@@ -90,6 +91,39 @@ def test_many_rows_are_those_of_few(threads, randn, shape, row_bits, dtype, path
     expected = torch.cat([linear(row[None]) for row in x])
     for rows in (3, 4, 5, 6, 7, 9, 10, 12, 67):
         assert torch.equal(linear(x[:rows]), expected[:rows]), rows
+
+
+@needs_code
+@pytest.mark.parametrize("by_onednn", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(64, 32), (576, 192), (384, 576), (100, 70), (33, 257), (130, 71)])
+def test_outliers_are_multiplied_by_numbers_of_15_bits(
+    threads, randn, shape, dtype, by_onednn, path, gates_path, monkeypatch
+) -> None:  # fmt: skip
+    """On every path to the last bit: few rows, many, gates, and oneDNN's in float32."""
+    monkeypatch.setattr(linears, "prefers_onednn", lambda: by_onednn)
+    weight, bias, importance = randn(*shape, dtype=dtype), randn(shape[0], dtype=dtype), randn(shape[1]).exp()
+    made = QuantizedWeight(weight, 8, importance, 32)
+    outliers = importance.topk(32).indices.sort().values
+    assert made.outliers is not None
+    assert torch.equal(made.outliers.long(), outliers)
+    numbers, scales = quantize_weight_reference(weight, 8)
+    numbers = torch.cat((numbers, outlier_numbers_reference(weight, numbers, scales, made.outliers)), 1)
+    for given in (None, bias):
+        linear = QuantizedLinear(made, given, unpacked=Unpacked(), is_exact=True, row_bits=16)
+        for rows in (1, 2, 3, 4, 5, 9, 40, 67):
+            x = 10 * randn(rows, shape[1] + 3, dtype=dtype)[:, 1:-2]
+            expected = quantized_linear_reference(x, numbers, scales, given, 16, made.outliers)
+            assert torch.equal(linear(x), expected), (rows, given is None)
+            if shape[0] % 128 == 0:
+                assert torch.equal(linear.gated(x), silu_mul(expected)), rows
+    plain = QuantizedLinear(QuantizedWeight(weight, 8), unpacked=Unpacked(), is_exact=True, row_bits=16)
+    exact = QuantizedLinear(made, unpacked=Unpacked(), is_exact=True, row_bits=16)
+    only = torch.zeros(1, shape[1], dtype=dtype)
+    only[0, outliers] = 1.0
+    wanted = only.double() @ weight.double().t()
+    errors = [float((one(only) - wanted).abs().mean()) for one in (exact, plain)]
+    assert errors[0] < (0.1 if dtype is torch.float32 else 0.8) * errors[1], "what they were for"
 
 
 def read_back(weight: QuantizedWeight) -> Tensor:

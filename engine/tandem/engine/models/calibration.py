@@ -1,4 +1,4 @@
-"""Weights the errors of quantised matrices by their inputs, which random tokens bring.
+"""Finds the inputs that matter to quantised matrices: random tokens bring them.
 
 A few inputs of a real model's matrices are a hundred times the others, and the same ones whatever the text is. So
 tokens that are drawn at random tell them apart about as well as a text does (docs/models.md), and nothing has to be
@@ -17,7 +17,6 @@ from tandem.engine.models.quantized_weights import QuantisedWeights
 from tandem.engine.weights import Parameter
 from tandem.kernels.attention_reference import AttentionSpec, attend_span
 
-TOKENS = 512
 SEED = 0
 _LEAST_SHARE = 1e-3
 """Of the mean: columns that none of the tokens used may be used by others."""
@@ -33,8 +32,9 @@ class WeightCalibration:
         self, quantised: QuantisedWeights, ends: Mapping[int, int], vocab_size: int, max_positions: int
     ) -> None:
         self.ends = ends
-        drawn = torch.randint(vocab_size, (min(TOKENS, max_positions),), generator=torch.Generator().manual_seed(SEED))
-        self.tokens, self.states = drawn, torch.empty(0)
+        count = min(quantised.calibration_tokens, max_positions)
+        self.tokens = torch.randint(vocab_size, (count,), generator=torch.Generator().manual_seed(SEED))
+        self.states = torch.empty(0)
         self.is_running = False
         """True while `run` builds and passes a layer of plain weights."""
         self._quantised = quantised

@@ -150,7 +150,7 @@ class Decoder:
             self._rotations = [table.to(device) for table in tables]
             # In the model's dtype, as transformers has it: in bf16 that is another number.
             self._embedding_scale = float(torch.tensor(self.config.embedding_scale, dtype=self.dtype))
-            if self._quantised is not None and self._quantised.weighs_errors:
+            if self._quantised is not None and self._quantised.calibration_tokens:
                 ends = {id(layer.members()[-1]): index for index, layer in enumerate(self.layers)}
                 self._calibration = WeightCalibration(self._quantised, ends, self.config.vocab_size, self.max_positions)
             load_weights(

@@ -25,7 +25,7 @@ class QuantisedWeights:
         layers = list(experts)
         self._quantizer = quantizer
         self._plain = {id(embedding), *(id(layer.router) for layer in layers)}
-        self.weighs_errors = quantizer.weighs_errors
+        self.calibration_tokens = quantizer.calibration_tokens
         self._counts = {id(stack): count for layer in layers for stack in (layer.gate_up, layer.down)}
         self._made: dict[int, list[QuantizedWeight]] = {}  # by id of the parameter, until its products are made
 
@@ -48,7 +48,7 @@ class QuantisedWeights:
     def quantise(self, parameter: Parameter, importances: Sequence[Tensor | None] | None = None) -> None:
         """Quantise at once when it is loaded, and give up its tensor: a second copy of a model would not fit.
 
-        `importances`: of each expert's input columns, or the single matrix's; see `quantize_weight_reference`.
+        `importances`: of each expert's input columns, or the single matrix's; see `QuantizedWeight`.
         """
         if self.takes(parameter):
             count, columns = self.count_of(parameter), parameter.tensor.shape[1]

@@ -35,7 +35,7 @@ static add_row_fn *add_row;
 
 /* A product with a plain weight (kind 0) or a quantised one (1). */
 struct linear { int64_t kind; union { struct product plain; struct quantized quantized; }; };
-_Static_assert(sizeof(struct linear) == 21 * 8, "_PRODUCT_FIELDS in row.py");
+_Static_assert(sizeof(struct linear) == 23 * 8, "_PRODUCT_FIELDS in row.py");
 
 /* Fields that the code fills in itself: x and out of the norm, x of all products, room for quantised rows, all of gates but its
    width. */
@@ -183,7 +183,7 @@ static void run_rows_behind(void *data) {
 static void many_rows_share(const struct linear *given, const uint16_t *x, char *out, int64_t rows, uint8_t *room, int is_gated,
                             int64_t which, int64_t count) {
     struct quantized p = given->quantized;
-    p.x = (const char *)x, p.out = out, p.rows = rows, p.x_stride = p.inner;
+    p.x = (const char *)x, p.out = out, p.rows = rows, p.x_stride = p.x_inner;
     p.numbers = room, p.row_scales = (float *)(room + rows * p.planes * p.stride);
     quantize_rows(&p, rows * which / count, rows * (which + 1) / count);
     barrier(count);

@@ -2,13 +2,33 @@
 
 A weight has a scale a column; of 4 bits also a whole one and an offset for 32 neighbours, so that its numbers are
 numbers of 8 bits again. A row of 16 bits is two of 8. All kinds are sums of products of whole numbers, the same to the
-last bit in C and in torch, and of rows of 8 bits in oneDNN. C code (AVX512-VNNI or AVX2) multiplies few rows and
-reads the weight once. It multiplies many rows, too; where there is a matrix unit, oneDNN does.
+last bit in C and in torch, and of rows of 8 bits in oneDNN. Weights of 8 bits have second numbers in the columns of
+the largest inputs, if rows have 16 bits. C code (AVX512-VNNI or AVX2) multiplies few rows and reads the weight once. It
+multiplies many rows, too; where there is a matrix unit, oneDNN does.
 """
 
 from __future__ import annotations
 
 from tandem.kernels.quantized_linear.linear import QuantizedLinear
-from tandem.kernels.quantized_linear.weight import FORMATS, QuantizedWeight, Unpacked, packed_bytes, unpacked_bytes
+from tandem.kernels.quantized_linear.reference import OUTLIERS
+from tandem.kernels.quantized_linear.weight import (
+    FORMATS,
+    QuantizedWeight,
+    Unpacked,
+    has_outliers,
+    outliers_of,
+    packed_bytes,
+    unpacked_bytes,
+)
 
-__all__ = ["FORMATS", "QuantizedLinear", "QuantizedWeight", "Unpacked", "packed_bytes", "unpacked_bytes"]
+__all__ = [
+    "FORMATS",
+    "OUTLIERS",
+    "QuantizedLinear",
+    "QuantizedWeight",
+    "Unpacked",
+    "has_outliers",
+    "outliers_of",
+    "packed_bytes",
+    "unpacked_bytes",
+]

@@ -6,6 +6,9 @@
        4 bits   (number · scale of 32 + offset of 32) · scale of the column     from -8 to 7, the scale from 1 to 15, and the
                                                                                 offset so that it is a number of 8 bits again
 
+   A weight of 8 bits may have a second number for some inner numbers, its outliers: OUTLIER_STEP times what the first one
+   leaves. They stand behind all others, and meet the row's numbers there over OUTLIER_STEP.
+
    So both kinds are the same sum of products of whole numbers, which is exact in any order and on any unit.
    Numbers of 8 bits lie as oneDNN packs them, [columns / block][inner / 4][block][4]; those of 4 bits as in columns.h, in
    blocks of 64 columns, each one stream of bytes. Checks nothing: the caller has. One parallel region a call; thread-safe. */

@@ -15,6 +15,7 @@ from tandem.kernels.quantized_linear.reference import (
     planes_reference,
     quantize_rows_reference,
     quantized_linear_reference,
+    with_outliers_reference,
 )  # fmt: skip
 from tandem.kernels.quantized_linear.weight import (
     AVX2_PATH,
@@ -97,11 +98,12 @@ class QuantizedLinear:
     def rows_within(self, stack_bytes: int) -> int:
         """How many rows a fused layer's thread may quantise within so many bytes of its stack; it has half as many more
         for rows and a panel of columns that AVX2 widens."""
-        plain = stack_bytes // (self._planes * self.inner)
+        summed = self.weight.summed
+        plain = stack_bytes // (self._planes * summed)
         if not self._may_widen:
             return plain
-        panel = 2 * (_PANEL_COLUMNS + _TILE_ROWS - 1) * self.inner
-        widened = (3 * stack_bytes // 2 - panel) // ((self._planes + 2) * self.inner)
+        panel = 2 * (_PANEL_COLUMNS + _TILE_ROWS - 1) * summed
+        widened = (3 * stack_bytes // 2 - panel) // ((self._planes + 2) * summed)
         return min(plain, max(widened, self._many_rows - 1))
 
     @property
@@ -133,7 +135,7 @@ class QuantizedLinear:
             assert weight.numbers is not None
             bias = None if self._bias is None else self._bias[: weight.columns]
             scales = weight.scales[: weight.columns]
-            return quantized_linear_reference(x, weight.numbers, scales, bias, 8 * self._planes)
+            return quantized_linear_reference(x, weight.numbers, scales, bias, 8 * self._planes, weight.outliers)
         return self._multiply_many(x, packed)
 
     def gated(self, x: Tensor) -> Tensor:
@@ -171,17 +173,18 @@ class QuantizedLinear:
         if layout is not None:
             place, bits = (layout.address, layout.sums, layout.block, layout.block_bytes), layout.bits
         bias = 0 if self._bias is None else self._bias.data_ptr()
-        stride = _stride(weight.inner)
+        stride = _stride(weight.summed)
         scales = scratch + rows * self._planes * stride
+        outliers = 0 if weight.outliers is None else weight.outliers.data_ptr()
         return (
-            x, place[0], weight.scales.data_ptr(), place[1], bias, out, rows, weight.inner, weight.columns, x_stride,
+            x, place[0], weight.scales.data_ptr(), place[1], bias, out, rows, weight.summed, weight.columns, x_stride,
             place[2], place[3], bits, weight.dtype is torch.bfloat16, self._planes, scratch, scales, scales + 4 * rows,
-            stride, 1,
+            stride, weight.inner, outliers, 1,
         )  # fmt: skip
 
     def scratch_bytes(self, rows: int) -> int:
         """Bytes of scratch memory that `product` needs."""
-        stride = _stride(self.weight.inner)
+        stride = _stride(self.weight.summed)
         return rows * (self._planes * (stride + 4 * stride // GROUP) + 4)
 
     def _multiply_by_code(self, work: int, x: Tensor, layout: Layout, width: int) -> Tensor:
@@ -191,7 +194,7 @@ class QuantizedLinear:
         fields = self._product_with(layout, x.data_ptr(), out.data_ptr(), rows, x.stride(0), scratch.data_ptr())
         threads, room = torch.get_num_threads(), tuple[int, ...]()
         if work == MANY:
-            stride, tiles = _stride(self.weight.inner), -(-rows // _TILE_ROWS)
+            stride, tiles = _stride(self.weight.summed), -(-rows // _TILE_ROWS)
             wide = torch.empty((tiles * _TILE_ROWS + threads * _PANEL_COLUMNS) * stride, dtype=torch.int16)
             address = wide.data_ptr()
             room = (address, address + 2 * tiles * _TILE_ROWS * stride)
@@ -201,7 +204,7 @@ class QuantizedLinear:
     def _multiply_many(self, x: Tensor, packed: Tensor) -> Tensor:
         weight, rows = self.weight, x.shape[0]
         if not LIBRARY.is_available():
-            numbers, row_scales = quantize_rows_reference(x, 8 * self._planes)
+            numbers, row_scales = quantize_rows_reference(with_outliers_reference(x, weight.outliers), 8 * self._planes)
             bytes_of = numbers if self._planes == 1 else planes_reference(numbers)
             sums = self._product(bytes_of.view(torch.uint8).bitwise_xor(0x80), packed, torch.float32)
             if self._planes == 2:
@@ -212,10 +215,10 @@ class QuantizedLinear:
         fields = list(self.product(x.data_ptr(), 0, rows, x.stride(0), room.data_ptr()))
         fields[_BITS], fields[-1] = 8, torch.get_num_threads()
         LIBRARY.call((ROWS, *fields))
-        stride = _stride(weight.inner)
+        stride = _stride(weight.summed)
         numbers = room[: rows * self._planes * stride].view(rows * self._planes, stride)
-        if stride != weight.inner:
-            numbers = numbers[:, : weight.inner].contiguous()
+        if stride != weight.summed:
+            numbers = numbers[:, : weight.summed].contiguous()
         is_wide = self._is_exact or self._planes == 2
         products = self._product(numbers, packed, torch.float32 if is_wide else torch.bfloat16)
         is_same = products.dtype is x.dtype and self._planes == 1

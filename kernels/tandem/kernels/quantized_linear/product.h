@@ -11,6 +11,8 @@
 #define GROUP 32  /* inner numbers of 4 bits that share a scale and an offset */
 #define COLUMNS 64 /* of a block of numbers of 4 bits */
 #define GROUP_BYTES (2 * COLUMNS + COLUMNS * GROUP / 2)
+#define OUTLIER_STEP 128
+#define MOST_OUTLIERS 64
 #define PLANE 255 /* a number of two bytes is 255 · higher + lower, both from -127 to 127 */
 
 struct quantized {
@@ -28,7 +30,10 @@ struct quantized {
     uint8_t *numbers;    /* room for `planes` rows of `stride` bytes a row, a multiple of GROUP that holds inner */
     float *row_scales;   /* room for a scale a row */
     int32_t *group_sums; /* of 4 bits: room for the sum of every group of a row of `numbers` */
-    int64_t stride, threads;
+    int64_t stride;
+    int64_t x_inner;         /* numbers of a row of x */
+    const int32_t *outliers; /* [inner - x_inner] columns of x whose numbers, over OUTLIER_STEP, follow them */
+    int64_t threads;
 };
 
 typedef void quantize_fn(const struct quantized *, int64_t first, int64_t last);

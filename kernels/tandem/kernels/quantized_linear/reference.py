@@ -11,6 +11,10 @@ PLANE = 255
 """Of a row's number of 16 bits: it is PLANE · a number of 8 bits + another."""
 MOST = {8: 127.0, 16: 127.0 * PLANE + 127.0}
 """A row's largest number, by its bits."""
+OUTLIERS = 32
+"""Inner numbers of a weight that have a second number of 8 bits."""
+OUTLIER_STEP = 128
+"""The second number has steps so many times smaller."""
 LEAST = 1e-30
 """Rows and columns of smaller numbers are taken for zeros: their scale has no reciprocal."""
 _TOP_NUMBER = 120.0
@@ -28,6 +32,20 @@ def quantize_rows_reference(x: Tensor, bits: int = 8) -> tuple[Tensor, Tensor]:
     scales = torch.where(is_used, top / MOST[bits], 0.0)
     finite = top.isfinite()
     return numbers.nan_to_num_(0.0).to(torch.int8 if bits == 8 else torch.int16), torch.where(finite, scales, torch.nan)
+
+
+def with_outliers_reference(x: Tensor, outliers: Tensor | None) -> Tensor:
+    """x `[rows, inner]` with its columns `outliers`, over OUTLIER_STEP, behind the others."""
+    return x if outliers is None else torch.cat((x, x[:, outliers.long()] / OUTLIER_STEP), 1)
+
+
+def outlier_numbers_reference(weight: Tensor, numbers: Tensor, scales: Tensor, outliers: Tensor) -> Tensor:
+    """Second numbers `[columns, len(outliers)]`, int8: OUTLIER_STEP times what `numbers` and `scales` of a `weight`
+    `[columns, inner]` leave of it. Together they are numbers of 15 bits."""
+    chosen = outliers.long()
+    by = torch.where(scales > 0, _over(OUTLIER_STEP, scales), 0.0)[:, None]
+    rest = weight[:, chosen].float() - numbers[:, chosen] * scales[:, None]
+    return (rest * by).round_().clamp_(-127, 127).to(torch.int8)
 
 
 def planes_reference(numbers: Tensor) -> Tensor:
@@ -82,13 +100,14 @@ def _nearest(targets: Tensor, scale: int, offset: Tensor) -> Tensor:
 
 
 def quantized_linear_reference(
-    x: Tensor, numbers: Tensor, scales: Tensor, bias: Tensor | None, row_bits: int = 8
+    x: Tensor, numbers: Tensor, scales: Tensor, bias: Tensor | None, row_bits: int = 8, outliers: Tensor | None = None
 ) -> Tensor:
     """x `[rows, inner]` in float32 or bfloat16, rows quantised, times the weight: `[rows, columns]` in x's dtype.
 
-    (exact sum · column's scale) · row's scale + bias, in fp32 and rounded once.
+    (exact sum · column's scale) · row's scale + bias, in fp32 and rounded once. `numbers` `[columns, inner]` have those
+    of `outliers` behind them, `[columns, inner + len(outliers)]`.
     """
-    rows, row_scales = quantize_rows_reference(x, row_bits)
+    rows, row_scales = quantize_rows_reference(with_outliers_reference(x, outliers), row_bits)
     sums = rows.double() @ numbers.double().t()  # whole numbers below 2^53: exact in any order
     out = sums.float().mul_(scales).mul_(row_scales[:, None])
     if bias is not None:

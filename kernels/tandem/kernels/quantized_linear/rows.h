@@ -86,15 +86,11 @@ FN void NAME(sum_groups)(const struct quantized *p, const int8_t *bytes, int64_t
     }
 }
 
-FN void NAME(quantize_row)(const struct quantized *p, int64_t row, const int is_bf16) {
-    const char *x = p->x + row * p->x_stride * (is_bf16 ? 2 : 4);
-    uint8_t *numbers = p->numbers + row * p->planes * p->stride;
-    const float most = p->planes == 2 ? 127.0f * PLANE + 127.0f : 127.0f;
-    const float top = NAME(top)(x, p->inner, is_bf16), by = top >= LEAST_ROW ? most / top : 0.0f;
-    p->row_scales[row] = top < LEAST_ROW ? 0.0f : top / most;
-    const int flip = p->bits == 8 ? 0x80 : 0;
-    for (int64_t i = 0; i < p->inner; i += LANES) {
-        const VEC number = NAME(mul)(NAME(load_some)(x, i, p->inner, is_bf16), NAME(all)(by));
+/* `count` numbers of x times `by` in `numbers`, and as many more as fill a vector. */
+FN void NAME(put_numbers)(
+    const struct quantized *p, const char *x, int64_t count, uint8_t *numbers, float by, int flip, const int is_bf16) {
+    for (int64_t i = 0; i < count; i += LANES) {
+        const VEC number = NAME(mul)(NAME(load_some)(x, i, count, is_bf16), NAME(all)(by));
         if (p->planes == 1) {
             NAME(store_numbers)(numbers + i, number, flip);
             continue;
@@ -103,7 +99,32 @@ FN void NAME(quantize_row)(const struct quantized *p, int64_t row, const int is_
         NAME(store_numbers)(numbers + i, higher, flip);
         NAME(store_numbers)(numbers + p->stride + i, NAME(fma)(higher, NAME(all)(-PLANE), whole), flip);
     }
-    const int64_t filled = (p->inner + LANES - 1) / LANES * LANES;
+}
+
+/* The numbers of x's outliers, whole vectors of them, behind its other numbers. */
+FN void NAME(put_outliers)(const struct quantized *p, const char *x, uint8_t *numbers, float by, int flip, const int is_bf16) {
+    float again[MOST_OUTLIERS];
+    const int64_t count = p->inner - p->x_inner;
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t bits;
+        if (is_bf16) bits = (uint32_t)((const uint16_t *)x)[p->outliers[i]] << 16;
+        else memcpy(&bits, (const float *)x + p->outliers[i], 4);
+        memcpy(&again[i], &bits, 4);
+        again[i] *= 1.0f / OUTLIER_STEP;
+    }
+    NAME(put_numbers)(p, (const char *)again, count, numbers + p->x_inner, by, flip, 0);
+}
+
+FN void NAME(quantize_row)(const struct quantized *p, int64_t row, const int is_bf16) {
+    const char *x = p->x + row * p->x_stride * (is_bf16 ? 2 : 4);
+    uint8_t *numbers = p->numbers + row * p->planes * p->stride;
+    const float most = p->planes == 2 ? 127.0f * PLANE + 127.0f : 127.0f;
+    const float top = NAME(top)(x, p->x_inner, is_bf16), by = top >= LEAST_ROW ? most / top : 0.0f;
+    p->row_scales[row] = top < LEAST_ROW ? 0.0f : top / most;
+    const int flip = p->bits == 8 ? 0x80 : 0;
+    NAME(put_numbers)(p, x, p->x_inner, numbers, by, flip, is_bf16);
+    int64_t filled = (p->inner + LANES - 1) / LANES * LANES;
+    if (p->x_inner < p->inner) NAME(put_outliers)(p, x, numbers, by, flip, is_bf16), filled = p->inner;
     for (int64_t plane = 0; plane < p->planes; plane++) {
         uint8_t *bytes = numbers + plane * p->stride;
         memset(bytes + filled, flip, (size_t)(p->stride - filled));

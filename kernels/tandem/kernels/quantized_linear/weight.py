@@ -14,7 +14,12 @@ from tandem.core.cpu_level import CpuLevel, cpu_level
 from tandem.kernels.cpu_library import library_of
 from tandem.kernels.cpu_memory import collect_into_huge_pages
 from tandem.kernels.prepacked_linear import address_of
-from tandem.kernels.quantized_linear.reference import GROUP, quantize_weight_reference
+from tandem.kernels.quantized_linear.reference import (
+    GROUP,
+    OUTLIERS,
+    outlier_numbers_reference,
+    quantize_weight_reference,
+)
 
 LIBRARY = library_of("quantized_linear")
 FORMATS = {"int8": (8, 16), "w8a8": (8, 8), "int4": (4, 8), "w4a16": (4, 16)}
@@ -49,18 +54,26 @@ class QuantizedWeight:
 
     `packed` is what oneDNN multiplies with: of 4 bits only where there is no C code, and 8 bits are kept. `layout` is
     what the C code reads, None where it has no part. `numbers` is plain int8, where neither is there. Raises ValueError
-    for a weight that no kind of sum can hold, and TypeError for another dtype. `importance`: as of
-    `quantize_weight_reference`.
+    for a weight that no kind of sum can hold, and TypeError for another dtype.
+
+    `importance` `[inner]`, positive: mean squares of the inputs. Of 4 bits it weights errors, see
+    `quantize_weight_reference`; of 8 the inner numbers with the largest ones, `outliers` of them, have second numbers.
+    `summed`: inner numbers of a product, those included.
     """
 
-    __slots__ = ("_kept", "bits", "columns", "dtype", "inner", "layout", "numbers", "packed", "scales", "sums")
+    __slots__ = (
+        "_kept", "bits", "columns", "dtype", "inner", "layout", "numbers", "outliers", "packed", "scales", "summed",
+        "sums",
+    )  # fmt: skip
 
-    def __init__(self, weight: Tensor, bits: int, importance: Tensor | None = None) -> None:
+    def __init__(self, weight: Tensor, bits: int, importance: Tensor | None = None, outliers: int = 0) -> None:
         if weight.dtype not in (torch.float32, torch.bfloat16):
             raise TypeError(f"weights to quantise are float32 or bfloat16, not {weight.dtype}")
         self.columns, self.inner = weight.shape
-        if not 0 < self.inner <= MOST_INNER:
-            raise ValueError(f"{self.inner} inner numbers: quantised products have from 1 to {MOST_INNER}")
+        self.outliers = _largest(importance, outliers) if outliers else None
+        self.summed = self.inner + outliers
+        if not 0 < self.inner <= MOST_INNER - outliers:
+            raise ValueError(f"{self.inner} inner numbers: quantised products have from 1 to {MOST_INNER - outliers}")
         self.bits, self.dtype = bits, weight.dtype
         self.scales = torch.zeros(_padded(self.columns), dtype=torch.float32)
         self.packed: Tensor | None = None
@@ -91,6 +104,9 @@ class QuantizedWeight:
         else:
             found = quantize_weight_reference(weight, self.bits, importance)
             numbers, self.scales[: self.columns] = found
+        if self.outliers is not None:
+            scales = self.scales[: self.columns]
+            numbers = torch.cat((numbers, outlier_numbers_reference(weight, numbers, scales, self.outliers)), 1)
         if has_onednn():
             self.packed = torch.ops.onednn.qlinear_prepack(numbers, None)
             self.layout = find_layout(self.packed, numbers) if has_code else None
@@ -150,6 +166,24 @@ class Unpacked:
                 found = (packed, layout) if layout is not None and layout.block == COLUMNS else None
             self._places[columns, inner] = found
         return self._places[columns, inner]
+
+
+def has_outliers(bits: int, row_bits: int) -> bool:
+    """True if weights have second numbers: where rows have 16 bits, weights of 8 are what is coarse."""
+    return (bits, row_bits) == (8, 16)
+
+
+def outliers_of(inner: int, bits: int, row_bits: int) -> int:
+    """How many inner numbers of a weight have second numbers."""
+    return OUTLIERS if has_outliers(bits, row_bits) and OUTLIERS <= inner <= MOST_INNER - OUTLIERS else 0
+
+
+def _largest(importance: Tensor | None, count: int) -> Tensor:
+    """Indices int32 of the `count` largest ones, ascending; the first ones where nothing is known."""
+    if importance is None:
+        return torch.arange(count, dtype=torch.int32)
+    order = importance.float().argsort(descending=True, stable=True)
+    return order[:count].sort().values.to(torch.int32)
 
 
 def packed_bytes(columns: int, inner: int, bits: int) -> int:

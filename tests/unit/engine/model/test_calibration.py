@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tandem.engine.models import calibration, decoder
+from tandem.engine.linear import Quantizer
+from tandem.engine.models import decoder
 from tandem.engine.models.calibration import WeightCalibration
 from tandem.engine.models.quantized_weights import QuantisedWeights
 from tandem.engine.runner import ModelRunner
@@ -55,7 +56,7 @@ def test_tokens_pass_every_layer_as_it_was(
     name: str, model_folder: Callable[[str], Path], runs: list[Watched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Behind the last layer they are where the plain model has them; longer than a window."""
-    monkeypatch.setattr(calibration, "TOKENS", 60)
+    monkeypatch.setattr(Quantizer, "calibration_tokens", 60)
     folder, sizes = model_folder(name), dict[str, Any](num_blocks=160, max_model_len=256)
     loaded = ModelRunner(model_dir=folder, dtype="float32", quantize="int4", **sizes)
     (run,) = runs
@@ -83,6 +84,6 @@ def test_it_is_the_same_whatever_the_threads(model_folder: Callable[[str], Path]
 
 
 def test_other_formats_need_none(model_folder: Callable[[str], Path], runs: list[Watched]) -> None:
-    for kind in ("none", "int8", "w8a8"):
+    for kind in ("none", "w8a8"):
         ModelRunner(model_dir=model_folder("bundled"), quantize=kind, num_blocks=4, max_model_len=64)
     assert runs == []
