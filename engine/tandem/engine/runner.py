@@ -204,7 +204,7 @@ class ModelRunner:
         """`forward`, then one token for every row; ranks above 0 choose none."""
         logits = self._forward(batch, on_layers)
         if rows and self.group.rank == 0:
-            return sample(logits, rows)
+            return sample(logits, rows, may_change=True)
         if self.device.type == "cuda":  # blocks given away now may be written on another stream: the step must be over
             torch.cuda.current_stream(self.device).synchronize()
         return []

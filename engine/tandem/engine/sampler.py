@@ -58,15 +58,16 @@ class Choosing:
         return results
 
 
-def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[TokenOutput]:
-    """Tokens for `rows` from fp32 `logits` [n, vocab], which are not changed. Several rows may share a logits row.
+def sample(logits: Tensor, rows: Sequence[SampleRow], *, may_change: bool = False) -> list[TokenOutput]:
+    """Tokens for `rows` from fp32 `logits` [n, vocab], which may be written over where the caller allows it
+    (`may_change`). Several rows may share a logits row.
 
     Rows with a token are only reported. Logprobs are the log-softmax of the raw logits.
     """
-    return choose(logits, rows).results()
+    return choose(logits, rows, may_change=may_change).results()
 
 
-def choose(logits: Tensor, rows: Sequence[SampleRow]) -> Choosing:
+def choose(logits: Tensor, rows: Sequence[SampleRow], *, may_change: bool = False) -> Choosing:
     """As `sample`, with asynchronous results: on a GPU nothing here waits for the device, unless a row has penalties,
     a bias or forbidden tokens. Operations queued behind may overwrite the logits."""
     values, best = logits.max(dim=-1)
@@ -77,8 +78,8 @@ def choose(logits: Tensor, rows: Sequence[SampleRow]) -> Choosing:
     if given:
         _put(tokens, given, upload([rows[i].token or 0 for i in given], torch.int64, device))
     chosen = [place for place, row in enumerate(rows) if row.token is None and not row.sampling.is_plain]
-    _choose(logits, rows, chosen, tokens)
     wanted = [place for place, row in enumerate(rows) if _wanted_logprobs(row) is not None]
+    _choose(logits, rows, chosen, tokens, may_change=may_change and not wanted)
     size = max(1, _REPORT_PIECE // logits.shape[1])
     pieces = [wanted[start : start + size] for start in range(0, len(wanted), size)]
     return Choosing(tokens, values, rows, [_Report(logits, rows, piece, tokens) for piece in pieces])
@@ -98,7 +99,7 @@ def _wanted_logprobs(row: SampleRow) -> int | None:
     return params.logprobs if row.token is None else params.prompt_logprobs
 
 
-def _choose(logits: Tensor, rows: Sequence[SampleRow], chosen: list[int], tokens: Tensor) -> None:
+def _choose(logits: Tensor, rows: Sequence[SampleRow], chosen: list[int], tokens: Tensor, *, may_change: bool) -> None:
     """Set the tokens of the rows at `chosen`, which are not plain greedy."""
     some = [rows[i] for i in chosen]
     changed = any(row.sampling.changes_scores for row in some)
@@ -107,7 +108,7 @@ def _choose(logits: Tensor, rows: Sequence[SampleRow], chosen: list[int], tokens
         return
     places = [row.row for row in some]
     scores = logits
-    if changed or places != list(range(len(logits))):
+    if (changed and not may_change) or places != list(range(len(logits))):
         scores = logits[upload(places, torch.int64, logits.device)]  # a copy
     if changed:
         states = [row.sampling for row in some]
