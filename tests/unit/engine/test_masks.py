@@ -2,6 +2,7 @@
 
 import math
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -117,6 +118,19 @@ def test_greedy_takes_the_best_that_may_be_chosen() -> None:
     greedy = {"temperature": 0.0, "bad_words": ((VOCAB - 1,), (20, VOCAB - 2))}
     tokens = [sample(logits, [row(outputs, **greedy)])[0].token for outputs in ([], [20], [20, 5])]
     assert tokens == [VOCAB - 2, VOCAB - 3, VOCAB - 2]
+
+
+@pytest.mark.parametrize("options", [{}, {"logprobs": 2}, {"temperature": 0.0}], ids=str)
+def test_logits_are_written_over_only_where_nothing_else_reads_them(options: dict[str, Any]) -> None:
+    given = torch.randn(3, VOCAB)
+    rows = [row([], seed=seed, allowed_token_ids=(5, 6, 7), **options) for seed in range(3)]
+    for place, one in enumerate(rows):
+        one.row = place
+    logits, kept = given.clone(), given.clone()
+    expected = [(one.token, one.logprob) for one in sample(kept, rows)]
+    assert [(one.token, one.logprob) for one in sample(logits, rows, may_change=True)] == expected
+    assert torch.equal(kept, given)
+    assert torch.equal(logits, given) is ("logprobs" in options)
 
 
 def test_logprobs_stay_those_of_the_model() -> None:
