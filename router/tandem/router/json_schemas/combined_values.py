@@ -10,6 +10,8 @@ from tandem.router.json_schemas.keywords import pointed, with_paths
 MAX_PAIRS = 4_000
 """Each takes about 0.1 ms, outside llguidance's limits."""
 _MAX_VISITS = 10_000
+_MAX_PLACES = 50_000
+"""Definitions that refer to each other twice double the places, and a document of 3 KB has 8 million of them."""
 _MAX_DEPTH = 128
 _Values = dict[tuple[str, ...], tuple[int, int]]
 """Place in a value → alternatives there, and pairs of them that are compared."""
@@ -24,10 +26,10 @@ def crossing_path(schema: Any) -> str | None:
 
 
 class _Counting:
-    """Counts in the schema `root`, in a bounded number of visits."""
+    """Counts in the schema `root`, in a bounded number of visits and places."""
 
     def __init__(self, root: Any) -> None:
-        self._root, self._left = root, _MAX_VISITS
+        self._root, self._left, self._places = root, _MAX_VISITS, _MAX_PLACES
         self._known: dict[str, _Values] = {}
 
     def is_crossed(self, schema: Any) -> bool:
@@ -56,7 +58,11 @@ class _Counting:
         inner = dict(properties) if isinstance(properties, dict) else {}
         inner |= {f"*{key}": schema[key] for key in ("items", "additionalProperties") if key in schema}
         for name, one in inner.items():
-            found = _crossed(found, {(name, *path): count for path, count in self._values(one, seen, depth).items()})
+            values = self._values(one, seen, depth)
+            self._places -= len(values)
+            if self._places < 0:
+                break
+            found = _crossed(found, {(name, *path): count for path, count in values.items()})
         return found
 
 
