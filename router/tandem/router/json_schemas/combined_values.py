@@ -11,7 +11,8 @@ MAX_PAIRS = 4_000
 """Each takes about 0.1 ms, outside llguidance's limits."""
 _MAX_VISITS = 10_000
 _MAX_PLACES = 50_000
-"""Definitions that refer to each other twice double the places, and a document of 3 KB has 8 million of them."""
+"""Definitions that refer to each other twice double the places, and a document of 3 KB has 8 million of them. Behind so
+many, a property counts with one of its places."""
 _MAX_DEPTH = 128
 _Values = dict[tuple[str, ...], tuple[int, int]]
 """Place in a value → alternatives there, and pairs of them that are compared."""
@@ -45,34 +46,36 @@ class _Counting:
         found: _Values = {(): (len(listed), 0)} if isinstance(listed, list) else {}
         for key in ("anyOf", "oneOf"):
             if isinstance(options := schema.get(key), list):
-                found = _crossed(found, _added(self._values(one, seen, depth) or {(): (1, 0)} for one in options))
+                _cross(found, _added(self._values(one, seen, depth) or {(): (1, 0)} for one in options))
         for one in schema["allOf"] if isinstance(schema.get("allOf"), list) else ():
-            found = _crossed(found, self._values(one, seen, depth))
+            _cross(found, self._values(one, seen, depth))
         reference = schema.get("$ref")
         if isinstance(reference, str) and reference.startswith("#") and reference not in seen:
             if reference not in self._known:
                 target = pointed(self._root, reference)
                 self._known[reference] = self._values(target, seen | {reference}, depth)
-            found = _crossed(found, self._known[reference])
+            _cross(found, self._known[reference])
         properties = schema.get("properties")
         inner = dict(properties) if isinstance(properties, dict) else {}
         inner |= {f"*{key}": schema[key] for key in ("items", "additionalProperties") if key in schema}
         for name, one in inner.items():
             values = self._values(one, seen, depth)
+            if len(values) > max(1, self._places):
+                values = dict([max(values.items(), key=lambda item: item[1][1])])  # the most pairs, so that they count
             self._places -= len(values)
-            if self._places < 0:
-                break
-            found = _crossed(found, {(name, *path): count for path, count in values.items()})
+            _cross(found, {(name, *path): count for path, count in values.items()})
         return found
 
 
-def _crossed(one: _Values, other: _Values) -> _Values:
-    """Both have to hold: each value of one is compared with each of the other."""
-    made = {**one, **other}
-    for path in one.keys() & other.keys():
-        (first, before), (second, after) = one[path], other[path]
-        made[path] = (min(first, second), before + after + (first * second if min(first, second) > 1 else 0))
-    return made
+def _cross(found: _Values, other: _Values) -> None:
+    """Add `other` to `found`. Both have to hold: each value of one is compared with each of the other."""
+    for path, (second, after) in other.items():
+        first, before = found.get(path, (0, 0))
+        if path in found:
+            pairs = first * second if min(first, second) > 1 else 0
+            found[path] = (min(first, second), before + after + pairs)
+        else:
+            found[path] = (second, after)
 
 
 def _added(options: Iterable[_Values]) -> _Values:
