@@ -23,6 +23,7 @@ from tandem.core.output_grammar import GRAMMAR_LIMITS, MAX_GRAMMAR_CHARS, Output
 from tandem.router.error_quoting import shortened
 from tandem.router.json_schemas.combined_patterns import MAX_COMBINED, combining_path
 from tandem.router.json_schemas.combined_values import MAX_PAIRS, crossing_path
+from tandem.router.json_schemas.exclusive_bounds import with_moved_bounds
 from tandem.router.json_schemas.keywords import MAX_NESTING, is_deeper, with_paths
 from tandem.router.json_schemas.lowest_numbers import LOWEST, lowest_path
 from tandem.router.json_schemas.pattern_matching import byte_tokenizer
@@ -167,7 +168,7 @@ class _Schemas:
         if crossing_path(schema) is not None:
             why = f"more than {MAX_PAIRS} pairs of values would be compared: lists of them that have to hold together"
             return self._refuse(schema, crossing_path(given) or "", why)
-        return schema
+        return with_moved_bounds(schema)
 
     def _refuse(self, schema: Any, place: str, why: str) -> Any:
         self.error, self.place = why, place

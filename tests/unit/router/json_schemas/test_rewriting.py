@@ -16,6 +16,7 @@ from jsonschema_rs import Draft7Validator, Draft202012Validator
 from proof.schemas.spellings import Spelling
 from tandem.core.errors import InvalidGrammarError
 from tandem.router.json_schemas import rewriting
+from tandem.router.json_schemas.exclusive_bounds import with_moved_bounds
 from tandem.router.json_schemas.rewriting import Rewriting, TooManyStepsError
 from tandem.router.serving.grammar_check import check_grammar
 from tandem.router.serving.output_grammar import schema_grammar
@@ -203,6 +204,30 @@ def test_any_accepted_schema_takes_what_fits_it(number: int) -> None:
         assert fits or not is_taken, (schema, value)
         if not rewritten.is_narrower:
             assert is_taken is fits, (schema, value)
+
+
+BETWEEN = [(0, 0.5), (1, 1.5), (2, 2.5), (10, 10.25), (-1.5, -1), (-0.5, 0), (-2.25, -2), (1, 2), (0.5, 1), (1.5, 2)]
+
+
+@pytest.mark.parametrize(("low", "high"), BETWEEN)
+def test_exclusive_bounds_are_not_allowed(low: float, high: float) -> None:
+    """llguidance allows whole ones, however the bounds meet."""
+    least, most, middle = {"exclusiveMinimum": low}, {"exclusiveMaximum": high}, (low + high) / 2
+    for schema in (
+        {"type": "number", **least, **most}, {"type": ["number", "null"], "allOf": [least, most]},
+        {"type": "number", **least, "allOf": [{"$ref": "#/$defs/most"}], "$defs": {"most": most}},
+        {"type": "number", **least, "maximum": middle}, {"type": "number", "minimum": middle, **most},
+    ):  # fmt: skip
+        assert taken(schema, [low, high, middle]) == [False, False, True], schema
+
+
+def test_other_bounds_stay() -> None:
+    for schema in ({"type": "number", "exclusiveMinimum": 0}, {"type": "integer", "exclusiveMinimum": 0, "maximum": 9}):
+        assert with_moved_bounds(schema) is schema
+    assert with_moved_bounds({"exclusiveMinimum": 0, "minimum": 0.25, "maximum": 0.5}) == {
+        "minimum": 0.25,
+        "maximum": 0.5,
+    }
 
 
 def test_bounds_are_counts() -> None:
