@@ -10,9 +10,9 @@ from tandem.router.json_schemas.keywords import pointed, with_paths
 MAX_PAIRS = 4_000
 """Each takes about 0.1 ms, outside llguidance's limits."""
 _MAX_VISITS = 10_000
-_MAX_PLACES = 50_000
-"""Definitions that refer to each other twice double the places, and a document of 3 KB has 8 million of them. Behind so
-many, a property counts with one of its places."""
+_MAX_PLACES = 100_000
+"""Definitions that refer to each other twice double the places, and a document of 3 KB has 8 million of them. Each
+copy of one counts. Behind so many, a part keeps the place with the most pairs alone."""
 _MAX_DEPTH = 128
 _Values = dict[tuple[str, ...], tuple[int, int]]
 """Place in a value → alternatives there, and pairs of them that are compared."""
@@ -46,36 +46,40 @@ class _Counting:
         found: _Values = {(): (len(listed), 0)} if isinstance(listed, list) else {}
         for key in ("anyOf", "oneOf"):
             if isinstance(options := schema.get(key), list):
-                _cross(found, _added(self._values(one, seen, depth) or {(): (1, 0)} for one in options))
+                _cross(found, _added(self._bounded(one, seen, depth) or {(): (1, 0)} for one in options))
         for one in schema["allOf"] if isinstance(schema.get("allOf"), list) else ():
-            _cross(found, self._values(one, seen, depth))
+            _cross(found, self._bounded(one, seen, depth))
         reference = schema.get("$ref")
         if isinstance(reference, str) and reference.startswith("#") and reference not in seen:
             if reference not in self._known:
                 target = pointed(self._root, reference)
                 self._known[reference] = self._values(target, seen | {reference}, depth)
+            self._known[reference] = self._kept(self._known[reference])
             _cross(found, self._known[reference])
         properties = schema.get("properties")
         inner = dict(properties) if isinstance(properties, dict) else {}
         inner |= {f"*{key}": schema[key] for key in ("items", "additionalProperties") if key in schema}
         for name, one in inner.items():
-            values = self._values(one, seen, depth)
-            if len(values) > max(1, self._places):
-                values = dict([max(values.items(), key=lambda item: item[1][1])])  # the most pairs, so that they count
-            self._places -= len(values)
-            _cross(found, {(name, *path): count for path, count in values.items()})
+            _cross(found, {(name, *path): count for path, count in self._bounded(one, seen, depth).items()})
         return found
+
+    def _bounded(self, schema: Any, seen: frozenset[str], depth: int) -> _Values:
+        return self._kept(self._values(schema, seen, depth))
+
+    def _kept(self, values: _Values) -> _Values:
+        """`values`, to be copied; of too many the one with the most pairs."""
+        if len(values) > max(1, self._places):
+            values = dict([max(values.items(), key=lambda item: item[1][1])])
+        self._places -= len(values)
+        return values
 
 
 def _cross(found: _Values, other: _Values) -> None:
     """Add `other` to `found`. Both have to hold: each value of one is compared with each of the other."""
     for path, (second, after) in other.items():
-        first, before = found.get(path, (0, 0))
-        if path in found:
-            pairs = first * second if min(first, second) > 1 else 0
-            found[path] = (min(first, second), before + after + pairs)
-        else:
-            found[path] = (second, after)
+        first, before = found.get(path, (second, 0))
+        pairs = first * second if path in found and min(first, second) > 1 else 0
+        found[path] = (min(first, second), before + after + pairs)
 
 
 def _added(options: Iterable[_Values]) -> _Values:

@@ -66,6 +66,9 @@ def test_other_low_numbers_are_taken() -> None:
         assert checked.kind == "schema"
 
 
+cross = combined_values._cross
+
+
 def names(count: int, first: int = 0) -> list[str]:
     return [f"name {number}" for number in range(first, first + count)]
 
@@ -127,6 +130,18 @@ def test_places_that_double_end_the_count() -> None:
     assert 0 < len(counting._values(schema, frozenset(), 0)) <= combined_values._MAX_PLACES
     assert crossing_path(schema) is None
     crossed = {"allOf": [{"enum": names(100)}, {"enum": names(100)}]}
-    assert crossing_path({"$ref": "#/$defs/d0", "$defs": {**chain, "d23": crossed}}) is not None, (
-        "it is seen from above"
-    )
+    assert crossing_path({"$ref": "#/$defs/d0", "$defs": {**chain, "d23": crossed}}) is not None
+
+
+@pytest.mark.parametrize("key", ["allOf", "anyOf"])
+def test_copies_of_places_end_the_count(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = {"properties": {f"p{number}": {"enum": [1]} for number in range(1000)}}
+    copied: list[int] = []
+
+    def counted(found: Any, other: Any) -> None:
+        copied.append(len(other))
+        cross(found, other)
+
+    monkeypatch.setattr(combined_values, "_cross", counted)
+    assert crossing_path({key: 2000 * [{"$ref": "#/$defs/wide"}], "$defs": {"wide": wide}}) is None
+    assert sum(copied) < 2 * combined_values._MAX_PLACES
