@@ -22,12 +22,9 @@ from tandem.kernels.float_linear import FloatLinear
 from tandem.kernels.prepacked_linear import PrepackedLinear, packs
 from tandem.kernels.quantized_linear import (
     FORMATS,
-    OUTLIERS,
     QuantizedLinear,
     QuantizedWeight,
     Unpacked,
-    has_outliers,
-    outliers_of,
     packed_bytes,
     unpacked_bytes,
 )
@@ -43,29 +40,28 @@ class Quantizer:
     """
 
     def __init__(self, kind: str, *, is_exact: bool = False) -> None:
-        self._bits, self._row_bits = FORMATS[kind]
+        self._format = FORMATS[kind]
         self._is_exact, self._unpacked = is_exact, Unpacked()
 
     @property
     def calibration_tokens(self) -> int:
         """How many tokens tell `importance` well enough: fewer choose columns with second numbers than scales of 4
         bits. 0 where weights gain nothing from it."""
-        return 512 if self._bits == 4 else 64 if has_outliers(self._bits, self._row_bits) else 0
+        return 512 if self._format.bits == 4 else 64 if self._format.outliers else 0
 
     def weight(self, tensor: Tensor, importance: Tensor | None = None) -> QuantizedWeight:
         """`tensor` [out_features, in_features], quantised; it may be freed. `importance`: of inputs, [in_features]."""
-        return QuantizedWeight(tensor, self._bits, importance, self._outliers(tensor.shape[1]))
+        return QuantizedWeight(tensor, self._format.bits, importance, self._format.outliers_of(tensor.shape[1]))
 
     def linear(self, weight: QuantizedWeight, bias: Tensor | None) -> QuantizedLinear:
-        return QuantizedLinear(weight, bias, unpacked=self._unpacked, is_exact=self._is_exact, row_bits=self._row_bits)
+        row_bits = self._format.row_bits
+        return QuantizedLinear(weight, bias, unpacked=self._unpacked, is_exact=self._is_exact, row_bits=row_bits)
 
     def bytes_of(self, shapes: Iterable[tuple[int, int]]) -> int:
         """Memory of quantised weights of these shapes, and what products of many rows need beside them."""
-        every = [(columns, inner + self._outliers(inner)) for columns, inner in shapes]
-        return sum(packed_bytes(*shape, self._bits) for shape in every) + unpacked_bytes(every, self._bits)
-
-    def _outliers(self, inner: int) -> int:
-        return outliers_of(inner, self._bits, self._row_bits)
+        bits = self._format.bits
+        every = [(columns, inner + self._format.outliers_of(inner)) for columns, inner in shapes]
+        return sum(packed_bytes(*shape, bits) for shape in every) + unpacked_bytes(every, bits)
 
 
 def format_of(kind: str) -> str:
@@ -73,8 +69,7 @@ def format_of(kind: str) -> str:
     of others compute other KV."""
     if kind == "none":
         return "none"
-    bits, row_bits = FORMATS[kind]
-    outliers = OUTLIERS if has_outliers(bits, row_bits) else 0
+    bits, row_bits, outliers = FORMATS[kind]
     return f"w{bits}a{row_bits}" + (f"+{outliers}" if outliers else "")
 
 

@@ -37,7 +37,7 @@ class _Thread(threading.Thread):
             if self.task.set_running_or_notify_cancel():
                 try:
                     self.task.set_result(compute())
-                except BaseException as error:  # noqa: BLE001 - `result()` raises it
+                except BaseException as error:  # noqa: BLE001 - panics of llguidance, too; `result()` raises it
                     self.task.set_exception(error)
             self.task = None
 

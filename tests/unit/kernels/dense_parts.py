@@ -5,7 +5,7 @@ import torch
 from tandem.core.cpu_level import CpuLevel, cpu_level
 from tandem.kernels.fused_layer import DenseRow, LayerParts, fuse
 from tandem.kernels.prepacked_linear import PrepackedLinear
-from tandem.kernels.quantized_linear import QuantizedLinear, QuantizedWeight, Unpacked, outliers_of
+from tandem.kernels.quantized_linear import FORMATS, QuantizedLinear, QuantizedWeight, Unpacked
 from tests.unit.kernels.levels import require
 
 HEADS, KV_HEADS, HEAD_DIM, WIDTH, INNER = 6, 2, 32, 160, 448
@@ -22,7 +22,8 @@ def parts(
         weight = (randn(columns, inner) / inner**0.5).bfloat16()
         if bits == 16:
             return PrepackedLinear(weight, bias)
-        quantised = QuantizedWeight(weight, bits, randn(inner).exp(), outliers_of(inner, bits, row_bits))
+        (kind,) = [one for one in FORMATS.values() if (one.bits, one.row_bits) == (bits, row_bits)]
+        quantised = QuantizedWeight(weight, bits, randn(inner).exp(), kind.outliers_of(inner))
         return QuantizedLinear(quantised, bias, unpacked=Unpacked(), row_bits=row_bits)
 
     return LayerParts(

@@ -321,6 +321,9 @@ def test_wrong_weights_are_refused(randn) -> None:
         QuantizedWeight(randn(8, 8, dtype=torch.float16), 8)
     with pytest.raises(ValueError, match="65536"):
         QuantizedWeight(torch.zeros(1, (1 << 16) + 1), 8)
+    for bits, inner, outliers in ((4, 64, 32), (8, 31, 32), (8, 64, 16), (8, 1 << 16, 32)):
+        with pytest.raises(ValueError):
+            QuantizedWeight(torch.zeros(1, inner), bits, None, outliers)
 
 
 @needs_onednn

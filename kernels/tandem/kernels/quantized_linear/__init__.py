@@ -10,25 +10,6 @@ multiplies many rows, too; where there is a matrix unit, oneDNN does.
 from __future__ import annotations
 
 from tandem.kernels.quantized_linear.linear import QuantizedLinear
-from tandem.kernels.quantized_linear.reference import OUTLIERS
-from tandem.kernels.quantized_linear.weight import (
-    FORMATS,
-    QuantizedWeight,
-    Unpacked,
-    has_outliers,
-    outliers_of,
-    packed_bytes,
-    unpacked_bytes,
-)
+from tandem.kernels.quantized_linear.weight import FORMATS, QuantizedWeight, Unpacked, packed_bytes, unpacked_bytes
 
-__all__ = [
-    "FORMATS",
-    "OUTLIERS",
-    "QuantizedLinear",
-    "QuantizedWeight",
-    "Unpacked",
-    "has_outliers",
-    "outliers_of",
-    "packed_bytes",
-    "unpacked_bytes",
-]
+__all__ = ["FORMATS", "QuantizedLinear", "QuantizedWeight", "Unpacked", "packed_bytes", "unpacked_bytes"]

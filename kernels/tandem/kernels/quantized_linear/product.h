@@ -12,7 +12,7 @@
 #define COLUMNS 64 /* of a block of numbers of 4 bits */
 #define GROUP_BYTES (2 * COLUMNS + COLUMNS * GROUP / 2)
 #define OUTLIER_STEP 128
-#define MOST_OUTLIERS 64
+#define MOST_OUTLIERS 32 /* OUTLIERS in reference.py */
 #define PLANE 255 /* a number of two bytes is 255 · higher + lower, both from -127 to 127 */
 
 struct quantized {

@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +23,25 @@ from tandem.kernels.quantized_linear.reference import (
 )
 
 LIBRARY = library_of("quantized_linear")
-FORMATS = {"int8": (8, 16), "w8a8": (8, 8), "int4": (4, 8), "w4a16": (4, 16)}
-"""Bits of a weight's number and of a row's, by the name of the format."""
+
+
+class WeightFormat(NamedTuple):
+    """Bits of a weight's number and of a row's, and how many input columns have second numbers."""
+
+    bits: int
+    row_bits: int
+    outliers: int = 0
+
+    def outliers_of(self, inner: int) -> int:
+        """How many columns of a weight with `inner` of them have second numbers: narrow ones have none."""
+        return self.outliers if self.outliers <= inner <= MOST_INNER - self.outliers else 0
+
+
+FORMATS = {
+    "int8": WeightFormat(8, 16, OUTLIERS), "w8a8": WeightFormat(8, 8), "int4": WeightFormat(4, 8),
+    "w4a16": WeightFormat(4, 16),
+}  # fmt: skip
+"""By the name of the format. Where rows have 16 bits, the rounding of 8-bit weights is what costs answers."""
 MOST_INNER = 1 << 16
 """Sums of so many products of 8 bits fit 32."""
 PRODUCT, GATED, ROWS, SCALE, SCALE_BF16, BYTES, NIBBLES, UNPACK, MANY = range(9)
@@ -70,10 +88,14 @@ class QuantizedWeight:
         if weight.dtype not in (torch.float32, torch.bfloat16):
             raise TypeError(f"weights to quantise are float32 or bfloat16, not {weight.dtype}")
         self.columns, self.inner = weight.shape
-        self.outliers = _largest(importance, outliers) if outliers else None
-        self.summed = self.inner + outliers
         if not 0 < self.inner <= MOST_INNER - outliers:
             raise ValueError(f"{self.inner} inner numbers: quantised products have from 1 to {MOST_INNER - outliers}")
+        if outliers and (outliers != OUTLIERS or bits != 8 or self.inner < outliers):  # the C code has room for these
+            raise ValueError(
+                f"{outliers} outliers of {self.inner} numbers of {bits} bits: {OUTLIERS} of 8 bits are possible"
+            )
+        self.outliers = _largest(importance, outliers) if outliers else None
+        self.summed = self.inner + outliers
         self.bits, self.dtype = bits, weight.dtype
         self.scales = torch.zeros(_padded(self.columns), dtype=torch.float32)
         self.packed: Tensor | None = None
@@ -166,16 +188,6 @@ class Unpacked:
                 found = (packed, layout) if layout is not None and layout.block == COLUMNS else None
             self._places[columns, inner] = found
         return self._places[columns, inner]
-
-
-def has_outliers(bits: int, row_bits: int) -> bool:
-    """True if weights have second numbers: where rows have 16 bits, weights of 8 are what is coarse."""
-    return (bits, row_bits) == (8, 16)
-
-
-def outliers_of(inner: int, bits: int, row_bits: int) -> int:
-    """How many inner numbers of a weight have second numbers."""
-    return OUTLIERS if has_outliers(bits, row_bits) and OUTLIERS <= inner <= MOST_INNER - OUTLIERS else 0
 
 
 def _largest(importance: Tensor | None, count: int) -> Tensor:

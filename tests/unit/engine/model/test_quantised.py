@@ -25,7 +25,7 @@ from tandem.engine.models.routing import SoftmaxRouter
 from tandem.engine.runner import ModelRunner
 from tandem.engine.weight_formats import WEIGHT_BYTES, chosen_format
 from tandem.engine.weights import Parameter
-from tandem.kernels.quantized_linear import FORMATS, OUTLIERS, outliers_of, packed_bytes
+from tandem.kernels.quantized_linear import FORMATS, packed_bytes
 from tandem.kernels.quantized_linear.reference import (
     OUTLIER_STEP,
     outlier_numbers_reference,
@@ -94,7 +94,8 @@ def test_weights_are_planned_at_their_size_in_memory(quantised: Any, model_folde
     config = read_model_config(model_folder("bundled"))
     embedding = 2 * config.vocab_size * config.hidden
     small = {kind: quantised("bundled", kind, dtype="bfloat16").memory.weights for kind in ERROR}
-    assert embedding < small["int8"] < 0.5 * (plain - embedding) * (1.05 + OUTLIERS / config.hidden) + embedding
+    share = 1.05 + FORMATS["int8"].outliers / config.hidden
+    assert embedding < small["int8"] < 0.5 * (plain - embedding) * share + embedding
     assert small["int8"] - embedding > 0.9 * 0.5 * (plain - embedding)
     layouts = quantised("bundled", "int4").layout
     work = {kind: model_work(config, dtype="bfloat16", layout=layouts, quantize=kind) for kind in ("none", *ERROR)}
@@ -212,9 +213,8 @@ def layer(dtype: torch.dtype) -> ExpertParameters:
 
 def numbers_of(matrix: Tensor, kind: str) -> tuple[Tensor, Tensor, Tensor | None]:
     """Numbers, scales and columns with second numbers, where nothing is known of the inputs."""
-    bits, row_bits = FORMATS[kind]
-    numbers, scales = quantize_weight_reference(matrix, bits)
-    if not (count := outliers_of(matrix.shape[1], bits, row_bits)):
+    numbers, scales = quantize_weight_reference(matrix, FORMATS[kind].bits)
+    if not (count := FORMATS[kind].outliers_of(matrix.shape[1])):
         return numbers, scales, None
     outliers = torch.arange(count)
     return torch.cat((numbers, outlier_numbers_reference(matrix, numbers, scales, outliers)), 1), scales, outliers
@@ -250,8 +250,8 @@ def test_experts_are_the_reference(kind: str, tokens: int, dtype: torch.dtype, l
     def exact(weight: Parameter, bias: Parameter) -> list[Any]:
         made = [(numbers_of(matrix, kind), one) for matrix, one in every(weight, bias)]
         return [
-            partial(quantized_linear_reference, numbers=numbers, scales=scales, bias=one, row_bits=FORMATS[kind][1],
-                    outliers=outliers)
+            partial(quantized_linear_reference, numbers=numbers, scales=scales, bias=one,
+                    row_bits=FORMATS[kind].row_bits, outliers=outliers)
             for (numbers, scales, outliers), one in made
         ]  # fmt: skip
 
@@ -269,10 +269,10 @@ def test_experts_are_the_reference(kind: str, tokens: int, dtype: torch.dtype, l
     assert layer.gate_up.tensor.device.type == layer.down.tensor.device.type == "meta"
     found = answers(layer, weights.linears, x)
     # A column's scale of 4 bits is fitted in C, and may differ from torch's in its last bit.
-    most = 1e-6 if FORMATS[kind][0] == 4 and dtype is torch.float32 else 0.0
+    most = 1e-6 if FORMATS[kind].bits == 4 and dtype is torch.float32 else 0.0
     assert (found - expected).float().norm() <= most * expected.float().norm()
     error = (expected - near).float().norm() / near.float().norm()
-    assert 0 < error < OFF_BY_ROWS[kind] + (0.01 if dtype is torch.bfloat16 and FORMATS[kind][1] == 16 else 0)
+    assert 0 < error < OFF_BY_ROWS[kind] + (0.01 if dtype is torch.bfloat16 and FORMATS[kind].row_bits == 16 else 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
