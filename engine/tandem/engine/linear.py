@@ -36,12 +36,11 @@ Linear = Callable[[Tensor], Tensor]
 class Quantizer:
     """Makes the products of one rank's model, which one thread computes with.
 
-    With `is_exact` a row's result does not depend on the other rows, bit for bit.
+    A row's result does not depend on the other rows, bit for bit.
     """
 
-    def __init__(self, kind: str, *, is_exact: bool = False) -> None:
-        self._format = FORMATS[kind]
-        self._is_exact, self._unpacked = is_exact, Unpacked()
+    def __init__(self, kind: str) -> None:
+        self._format, self._unpacked = FORMATS[kind], Unpacked()
 
     @property
     def calibration_tokens(self) -> int:
@@ -54,8 +53,7 @@ class Quantizer:
         return QuantizedWeight(tensor, self._format.bits, importance, self._format.outliers_of(tensor.shape[1]))
 
     def linear(self, weight: QuantizedWeight, bias: Tensor | None) -> QuantizedLinear:
-        row_bits = self._format.row_bits
-        return QuantizedLinear(weight, bias, unpacked=self._unpacked, is_exact=self._is_exact, row_bits=row_bits)
+        return QuantizedLinear(weight, bias, unpacked=self._unpacked, row_bits=self._format.row_bits)
 
     def bytes_of(self, shapes: Iterable[tuple[int, int]]) -> int:
         """Memory of quantised weights of these shapes, and what products of many rows need beside them."""
@@ -73,9 +71,7 @@ def format_of(kind: str) -> str:
     return f"w{bits}a{row_bits}" + (f"+{outliers}" if outliers else "")
 
 
-def quantizer_for(
-    kind: str, config: ModelConfig, *, device: torch.device, dtype: str, is_deterministic: bool
-) -> Quantizer | None:
+def quantizer_for(kind: str, config: ModelConfig, *, device: torch.device, dtype: str) -> Quantizer | None:
     """For `--quantize kind`; None for "none". Raises ConfigError, with what to do, where that cannot be computed."""
     if kind == "none":
         return None
@@ -94,7 +90,7 @@ def quantizer_for(
             f"{what} with {dtype}", why=f"its products are {' or '.join(QUANTISED_DTYPES)}",
             todo=f"add --dtype bfloat16, or {without}",
         )  # fmt: skip
-    return Quantizer(kind, is_exact=is_deterministic)
+    return Quantizer(kind)
 
 
 def make_linear(

@@ -84,9 +84,7 @@ class ModelRunner:
         self.quantize = chosen_format(
             quantize, self.config.architecture, dtype=self.dtype, is_on_cpu=self.device.type == "cpu"
         )
-        quantizer = quantizer_for(
-            self.quantize, self.config, device=self.device, dtype=self.dtype, is_deterministic=is_deterministic
-        )
+        quantizer = quantizer_for(self.quantize, self.config, device=self.device, dtype=self.dtype)
         self.max_model_len = context_length(max_model_len, self.config)
         self.config = self.config.for_context(self.max_model_len)
         self.layer_group, self.is_deterministic = layer_group, is_deterministic

@@ -35,7 +35,7 @@ static add_row_fn *add_row;
 
 /* A product with a plain weight (kind 0) or a quantised one (1). */
 struct linear { int64_t kind; union { struct product plain; struct quantized quantized; }; };
-_Static_assert(sizeof(struct linear) == 23 * 8, "_PRODUCT_FIELDS in row.py");
+_Static_assert(sizeof(struct linear) == 22 * 8, "_PRODUCT_FIELDS in row.py");
 
 /* Fields that the code fills in itself: x and out of the norm, x of all products, room for quantised rows, all of gates but its
    width. */
@@ -59,10 +59,12 @@ int tandem_choose_path(const char *name) {
 #if defined(__x86_64__)
     if (chosen == AVX2) {
         quantize_rows = quantize_rows_avx2, quantized_columns = quantized_columns_signs, quantized_lanes = 8;
+        tiled_columns = NULL;
         attend = attend_avx2, finish = finish_avx2, gate_rows = gate_rows_avx2;
         norm_rows = norm_rows_avx2, turn_rows = turn_rows_avx2, add_two = add_two_avx2, add_row = add_row_avx2;
     } else {
         quantize_rows = quantize_rows_avx512, quantized_columns = quantized_columns_vnni, quantized_lanes = 16;
+        tiled_columns = chosen && !*name && may_use_amx() ? quantized_columns_amx : NULL;
         attend = attend_avx512, finish = finish_avx512, gate_rows = gate_rows_avx512;
         norm_rows = norm_rows_avx512, turn_rows = turn_rows_avx512, add_two = add_two_avx512, add_row = add_row_avx512;
     }

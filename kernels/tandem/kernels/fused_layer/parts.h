@@ -7,6 +7,8 @@
 #include "../quantized_linear/columns.h"
 #if ISA == 256
 #include "../quantized_linear/many_rows.h"
+#else
+#include "../quantized_linear/amx.h"
 #endif
 #include "../paged_decode/attend.h"
 

@@ -29,9 +29,9 @@ _MOST_TOGETHER = 1 << 20
 _Product = PrepackedLinear | QuantizedLinear
 _NORM_OUT, _NORM_ROWS, _NORM_FIELDS = 3, 4, 8
 """Behind x, among the fields of `struct norm`; and how many those are."""
-_PRODUCT_FIELDS = 23
+_PRODUCT_FIELDS = 22
 """Of `struct linear` in cpu.c: which kind it is, and as many as the larger kind has."""
-_NUMBERS = 1 + 15
+_NUMBERS = 1 + 14
 """Index of the memory for quantised rows among them."""
 
 

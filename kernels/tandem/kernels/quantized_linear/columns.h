@@ -123,15 +123,15 @@ QFN int32_t Q(four)(const uint8_t *x) {
 
 /* Weights of 8 bits: [inner / 4][block][4] in a block. */
 QFN void Q(tile_of_bytes)(const struct quantized *p, int64_t row, int64_t column, const int ROWS, const int VECTORS) {
-    const char *weight = p->weight + column / p->block * p->block_bytes + column % p->block * 4;
+    const char *weight = p->weight + column / COLUMNS * p->block_bytes + column % COLUMNS * 4;
     const uint8_t *x = p->numbers + row * p->stride;
     IVEC sum[MOST_ROWS][MOST_VECTORS];
     for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < VECTORS; v++) sum[r][v] = Q(start)(p->sums + column + v * LANES);
-    const int is_first = ISA == 256 && column % p->block == 0;
-    for (int64_t i = 0; i < p->inner; i += 4, weight += 4 * p->block) {
+    const int is_first = ISA == 256 && column % COLUMNS == 0;
+    for (int64_t i = 0; i < p->inner; i += 4, weight += 4 * COLUMNS) {
         IVEC here[MOST_VECTORS];
-        if (is_first) NAME(prefetch)(weight, 4 * p->block);
+        if (is_first) NAME(prefetch)(weight, 4 * COLUMNS);
         for (int v = 0; v < VECTORS; v++) here[v] = Q(load)(weight + 4 * LANES * v);
         for (int r = 0; r < ROWS; r++)
             for (int v = 0; v < VECTORS; v++) sum[r][v] = Q(dot_bytes)(sum[r][v], here[v], Q(four)(x + r * p->stride + i));
@@ -195,7 +195,7 @@ QFN void Q(all_rows)(const struct quantized *p, int64_t column, const int VECTOR
 QENTRY void Q(quantized_columns)(const struct quantized *p, int64_t first, int64_t last) {
     const int64_t most = p->bits == 4 && p->rows * p->planes > 1 ? 2 : MOST_VECTORS; /* unpacked numbers need registers, too */
     while (first < last) {
-        const int64_t of_block = p->block - first % p->block, left = last - first;
+        const int64_t of_block = COLUMNS - first % COLUMNS, left = last - first;
         const int64_t vectors = (of_block < left ? of_block : left) / LANES;
         switch (vectors < most ? vectors : most) {
         case 1: Q(all_rows)(p, first, 1), first += LANES; break;

@@ -1,5 +1,4 @@
-/* x · weightᵀ with rows of 8 bits and a weight of 8 or 4, for few rows, on AVX2 for many, too; and the passes around
-   oneDNN's product for many.
+/* x · weightᵀ with rows of 8 or 16 bits and a weight of 8 or 4.
 
        row      number · scale of the row, which its largest number gives       numbers from -127 to 127
        8 bits   number · scale of the column                                    from -127 to 127
@@ -10,8 +9,8 @@
    leaves. They stand behind all others, and meet the row's numbers there over OUTLIER_STEP.
 
    So both kinds are the same sum of products of whole numbers, which is exact in any order and on any unit.
-   Numbers of 8 bits lie as oneDNN packs them, [columns / block][inner / 4][block][4]; those of 4 bits as in columns.h, in
-   blocks of 64 columns, each one stream of bytes. Checks nothing: the caller has. One parallel region a call; thread-safe. */
+   Numbers of 8 bits lie in blocks of 64 columns, [inner / 4][64][4], as VNNI and tiles read them, with a tile more of
+   memory behind the last; those of 4 bits as in columns.h, each block one stream of bytes. Checks nothing: the caller has. One parallel region a call; thread-safe. */
 
 #include "../instructions.h"
 #include "../parallel.h"
@@ -26,7 +25,7 @@
 
 struct weight {
     const char *weight; /* [columns][inner] in float32 or bfloat16; to unpack: numbers of 4 bits */
-    char *numbers;      /* [columns][inner] of 8 bits, or packed numbers of 4; to unpack: what oneDNN reads */
+    char *numbers;      /* [columns][inner] of 8 bits, or packed numbers of 4; to unpack: numbers of 8 */
     float *scales;
     int32_t *sums; /* of 4 bits: minus the sums of columns */
     const float *importance; /* of 4 bits: [inner], of errors in columns; NULL = all alike */
@@ -38,6 +37,7 @@ struct weight {
 #include "../vectors.h"
 #include "rows.h"
 #include "columns.h"
+#include "amx.h"
 #include "weights.h"
 #include "../silu_mul/rows.h"
 #undef ISA
@@ -52,30 +52,30 @@ struct weight {
 #endif
 
 typedef void weight_fn(const struct weight *, int64_t first, int64_t last);
-typedef void scale_fn(const struct quantized *, int64_t first, int64_t last, int from_bf16);
 static weight_fn *to_bytes, *to_nibbles, *unpack;
-static scale_fn *scale_rows;
 
-enum work { PRODUCT, GATED, ROWS, SCALE, SCALE_BF16, BYTES, NIBBLES, UNPACK, MANY };
-enum path { NO_PATH, VNNI_PATH, AVX2_PATH };
+enum work { PRODUCT, GATED, MANY, BYTES, NIBBLES, UNPACK };
+enum path { NO_PATH, VNNI_PATH, AVX2_PATH, AMX_PATH };
 struct call { int64_t work; const struct quantized *product; const struct weight *weight; int64_t threads; };
 
 /* For tests and at the start: the instructions by name, "" = the best; their path, NO_PATH if this CPU has not got them.
    Without VNNI, AVX-512 gains nothing here. */
 int tandem_choose_path(const char *name) {
-    quantized_columns = NULL;
+    quantized_columns = tiled_columns = NULL;
 #if defined(__x86_64__)
     const int has = choose_instructions("", AVX512);
     const int has_vnni = has == AVX512 && may_use(LEVEL_AVX512VNNI) && __builtin_cpu_supports("avx512vnni");
-    if (has_vnni && (!*name || !strcmp(name, "avx512vnni"))) {
+    const int is_tiled = has_vnni && (!*name || !strcmp(name, "amx")) && may_use_amx();
+    if (is_tiled || (has_vnni && (!*name || !strcmp(name, "avx512vnni")))) {
         quantize_rows = quantize_rows_avx512, quantized_columns = quantized_columns_vnni, quantized_lanes = 16;
-        to_bytes = to_bytes_avx512, to_nibbles = to_nibbles_avx512, unpack = unpack_avx512, scale_rows = scale_rows_avx512;
+        to_bytes = to_bytes_avx512, to_nibbles = to_nibbles_avx512, unpack = unpack_avx512;
         gate_rows = gate_rows_avx512;
-        return VNNI_PATH;
+        tiled_columns = is_tiled ? quantized_columns_amx : NULL;
+        return is_tiled ? AMX_PATH : VNNI_PATH;
     }
     if (has && (!*name || !strcmp(name, "avx2"))) {
         quantize_rows = quantize_rows_avx2, quantized_columns = quantized_columns_signs, quantized_lanes = 8;
-        to_bytes = to_bytes_avx2, to_nibbles = to_nibbles_avx2, unpack = unpack_avx2, scale_rows = scale_rows_avx2;
+        to_bytes = to_bytes_avx2, to_nibbles = to_nibbles_avx2, unpack = unpack_avx2;
         gate_rows = gate_rows_avx2;
         return AVX2_PATH;
     }
@@ -97,7 +97,7 @@ static void many_share(const struct many *m, int64_t which, int64_t count) {
 static void share_out(void *data) {
     const struct call *c = data;
     const int64_t which = thread(c->threads), count = threads(c->threads);
-    if (c->work >= BYTES && c->work <= UNPACK) {
+    if (c->work >= BYTES) {
         const struct weight *w = c->weight;
         const int64_t parts = c->work == UNPACK ? (w->columns + COLUMNS - 1) / COLUMNS : w->columns;
         weight_fn *run = c->work == BYTES ? to_bytes : c->work == NIBBLES ? to_nibbles : unpack;
@@ -106,9 +106,7 @@ static void share_out(void *data) {
     }
     const struct quantized *p = c->product;
     const int64_t first = p->rows * which / count, last = p->rows * (which + 1) / count;
-    if (c->work == SCALE || c->work == SCALE_BF16) scale_rows(p, first, last, c->work == SCALE_BF16);
-    else quantize_rows(p, first, last);
-    if (c->work > GATED && c->work != MANY) return;
+    quantize_rows(p, first, last);
     barrier(count);
     if (c->work == MANY) many_share((const struct many *)p, which, count);
     else if (c->work == GATED) gated_share(p, which, count);
@@ -122,13 +120,10 @@ static void share_out(void *data) {
 int tandem_quantized_linear(const int64_t *given, float unused) {
     struct call c = {.work = given[0], .product = (const void *)(given + 1), .weight = (const void *)(given + 1)};
     (void)unused;
-    const int is_weight = c.work >= BYTES && c.work <= UNPACK;
+    const int is_weight = c.work >= BYTES;
     c.threads = is_weight ? c.weight->threads : c.product->threads;
     const struct quantized *p = c.product;
-    const int64_t numbers = is_weight                               ? c.weight->columns * c.weight->inner
-                            : c.work <= GATED || c.work == MANY ? p->inner * p->columns
-                            : c.work == ROWS       ? p->rows * p->inner
-                                                   : p->rows * p->columns;
+    const int64_t numbers = is_weight ? c.weight->columns * c.weight->inner : p->inner * p->columns;
     c.threads = threads_for(c.threads, numbers, MIN_WORK);
     run_region(share_out, &c, c.threads);
     return 0;

@@ -19,7 +19,7 @@ static void strip_product(struct quantized *part, const struct quantized *p, int
     part->scales = p->scales + from;
     part->sums = p->sums ? p->sums + from : NULL;
     part->bias = p->bias ? p->bias + from * (int64_t)sizeof(float) : NULL;
-    quantized_columns(part, to, to + STRIP);
+    multiply_columns(part, to, to + STRIP);
 }
 
 /* The strips that one of `count` threads computes; rows are quantised already, p->out is [rows][columns / 2]. */

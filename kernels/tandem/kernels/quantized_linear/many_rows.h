@@ -45,9 +45,9 @@ ENTRY void Q(widen_tiles)(const struct many *m, int64_t first, int64_t last) {
 }
 
 FN void Q(widen_panel)(const struct quantized *p, int32_t *panel, int64_t column, const int VECTORS) {
-    const char *weight = p->weight + column / p->block * p->block_bytes + column % p->block * 4;
-    for (int64_t i = 0; i < p->inner; i += 4, weight += 4 * p->block, panel += 16 * VECTORS) {
-        if (column % p->block == 0) NAME(prefetch)(weight, 4 * p->block);
+    const char *weight = p->weight + column / COLUMNS * p->block_bytes + column % COLUMNS * 4;
+    for (int64_t i = 0; i < p->inner; i += 4, weight += 4 * COLUMNS, panel += 16 * VECTORS) {
+        if (column % COLUMNS == 0) NAME(prefetch)(weight, 4 * COLUMNS);
         for (int v = 0; v < VECTORS; v++) {
             const __m256i fours = Q(load)(weight + 32 * v);
             _mm256_storeu_si256((void *)(panel + 8 * v), _mm256_srai_epi16(_mm256_slli_epi16(fours, 8), 8));
@@ -147,7 +147,7 @@ ENTRY void Q(many_columns)(const struct many *m, int32_t *panel, int64_t first, 
     for (int64_t tile = 0; tile < tiles; tile += together) {
         const int64_t end = tile + together < tiles ? tile + together : tiles;
         for (int64_t column = first; column < last;) {
-            if (last - column >= PANEL_COLUMNS && p->block - column % p->block >= PANEL_COLUMNS)
+            if (last - column >= PANEL_COLUMNS && COLUMNS - column % COLUMNS >= PANEL_COLUMNS)
                 Q(many_panel)(m, panel, tile, end, column, 2), column += PANEL_COLUMNS;
             else Q(many_panel)(m, panel, tile, end, column, 1), column += LANES;
         }

@@ -9,8 +9,10 @@
 #include <string.h>
 
 #define GROUP 32  /* inner numbers of 4 bits that share a scale and an offset */
-#define COLUMNS 64 /* of a block of numbers of 4 bits */
+#define COLUMNS 64 /* of a block of the weight */
 #define GROUP_BYTES (2 * COLUMNS + COLUMNS * GROUP / 2)
+#define TILE_NUMBERS 64 /* inner numbers of a tile of the matrix unit */
+#define LEAST_TILE_ROWS 8 /* rows of `numbers`; fewer are faster one by one */
 #define OUTLIER_STEP 128
 #define MOST_OUTLIERS 32 /* OUTLIERS in reference.py */
 #define PLANE 255 /* a number of two bytes is 255 · higher + lower, both from -127 to 127 */
@@ -24,13 +26,13 @@ struct quantized {
     char *out;           /* [rows][columns], contiguous, as x */
     int64_t rows, inner, columns;
     int64_t x_stride;           /* from row to row, in numbers */
-    int64_t block, block_bytes; /* columns of a block of the weight; bytes from one to the next */
+    int64_t block_bytes;        /* from one block of COLUMNS of the weight to the next */
     int64_t bits, is_bf16;
     int64_t planes;      /* bytes of a row's number: 1, or 2, of which the first row of `numbers` has the higher */
-    uint8_t *numbers;    /* room for `planes` rows of `stride` bytes a row, a multiple of GROUP that holds inner */
+    uint8_t *numbers;    /* room for `planes` rows of `stride` bytes a row */
     float *row_scales;   /* room for a scale a row */
     int32_t *group_sums; /* of 4 bits: room for the sum of every group of a row of `numbers` */
-    int64_t stride;
+    int64_t stride;          /* a multiple of GROUP; of 8 bits on a matrix unit of TILE_NUMBERS */
     int64_t x_inner;         /* numbers of a row of x */
     const int32_t *outliers; /* [inner - x_inner] columns of x whose numbers, over OUTLIER_STEP, follow them */
     int64_t threads;
@@ -40,10 +42,16 @@ typedef void quantize_fn(const struct quantized *, int64_t first, int64_t last);
 typedef void quantized_columns_fn(const struct quantized *, int64_t first, int64_t last);
 static quantize_fn *quantize_rows;
 static quantized_columns_fn *quantized_columns;
+static quantized_columns_fn *tiled_columns; /* for rows of 8 bits enough to fill tiles; NULL without a matrix unit */
 static int64_t quantized_lanes;
+
+static void multiply_columns(const struct quantized *p, int64_t first, int64_t last) {
+    if (tiled_columns && p->bits == 8 && p->rows * p->planes >= LEAST_TILE_ROWS) tiled_columns(p, first, last);
+    else quantized_columns(p, first, last);
+}
 
 /* The columns that one of `count` threads computes; rows are quantised already. */
 static void quantized_share(const struct quantized *p, int64_t which, int64_t count) {
     const int64_t vectors = (p->columns + quantized_lanes - 1) / quantized_lanes;
-    quantized_columns(p, vectors * which / count * quantized_lanes, vectors * (which + 1) / count * quantized_lanes);
+    multiply_columns(p, vectors * which / count * quantized_lanes, vectors * (which + 1) / count * quantized_lanes);
 }

@@ -123,11 +123,10 @@ FN void NAME(quantize_row)(const struct quantized *p, int64_t row, const int is_
     p->row_scales[row] = top < LEAST_ROW ? 0.0f : top / most;
     const int flip = p->bits == 8 ? 0x80 : 0;
     NAME(put_numbers)(p, x, p->x_inner, numbers, by, flip, is_bf16);
-    int64_t filled = (p->inner + LANES - 1) / LANES * LANES;
-    if (p->x_inner < p->inner) NAME(put_outliers)(p, x, numbers, by, flip, is_bf16), filled = p->inner;
+    if (p->x_inner < p->inner) NAME(put_outliers)(p, x, numbers, by, flip, is_bf16);
     for (int64_t plane = 0; plane < p->planes; plane++) {
         uint8_t *bytes = numbers + plane * p->stride;
-        memset(bytes + filled, flip, (size_t)(p->stride - filled));
+        memset(bytes + p->inner, 0, (size_t)(p->stride - p->inner)); /* a tile may meet other numbers than zeros there */
         if (p->bits == 4) NAME(sum_groups)(p, (const int8_t *)bytes, row * p->planes + plane);
     }
 }

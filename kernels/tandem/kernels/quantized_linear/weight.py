@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
 
@@ -14,7 +13,6 @@ from torch import Tensor
 from tandem.core.cpu_level import CpuLevel, cpu_level
 from tandem.kernels.cpu_library import library_of
 from tandem.kernels.cpu_memory import collect_into_huge_pages
-from tandem.kernels.prepacked_linear import address_of
 from tandem.kernels.quantized_linear.reference import (
     GROUP,
     OUTLIERS,
@@ -44,24 +42,21 @@ FORMATS = {
 """By the name of the format. Where rows have 16 bits, the rounding of 8-bit weights is what costs answers."""
 MOST_INNER = 1 << 16
 """Sums of so many products of 8 bits fit 32."""
-PRODUCT, GATED, ROWS, SCALE, SCALE_BF16, BYTES, NIBBLES, UNPACK, MANY = range(9)
+PRODUCT, GATED, MANY, BYTES, NIBBLES, UNPACK = range(6)
 """Operations of the C code."""
-AVX2_PATH = 2
-"""LIBRARY.path on AVX2."""
-COLUMNS = 64
-"""Columns of a block of 4 bits, and of the part that the C code gates at a time."""
+AVX2_PATH, AMX_PATH = 2, 3
+"""LIBRARY.path on AVX2, and with a matrix unit."""
+TILE, COLUMNS = 64, 64
+"""Inner numbers of a tile of the matrix unit; columns of a block, and of the part that the C code gates at a time."""
 _GROUP_BYTES = 2 * COLUMNS + COLUMNS * GROUP // 2
-_BLOCKS = (64, 48, 32, 16)
-_SAMPLES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Packed numbers of so many `bits` at `address`; `block` columns in `block_bytes`; `sums` where minus the columns'
-    sums are, 0 for 4 bits."""
+    """Packed numbers of so many `bits` at `address`; COLUMNS in `block_bytes`; `sums` where minus the columns' sums
+    are, 0 for 4 bits."""
 
     address: int
-    block: int
     block_bytes: int
     bits: int
     sums: int = 0
@@ -70,9 +65,9 @@ class Layout:
 class QuantizedWeight:
     """A `weight` `[columns, inner]` of float32 or bfloat16, quantised; keeps nothing of the original.
 
-    `packed` is what oneDNN multiplies with: of 4 bits only where there is no C code, and 8 bits are kept. `layout` is
-    what the C code reads, None where it has no part. `numbers` is plain int8, where neither is there. Raises ValueError
-    for a weight that no kind of sum can hold, and TypeError for another dtype.
+    `layout` is what the C code reads, None where it has no part. Without it 8 bits are kept for either number of bits:
+    `packed` for oneDNN's products where they are exact, plain int8 `numbers` elsewhere. Raises ValueError for a weight
+    that no kind of sum can hold, and TypeError for another dtype.
 
     `importance` `[inner]`, positive: mean squares of the inputs. Of 4 bits it weights errors, see
     `quantize_weight_reference`; of 8 the inner numbers with the largest ones, `outliers` of them, have second numbers.
@@ -109,7 +104,7 @@ class QuantizedWeight:
         else:
             self._make_bytes(weight.contiguous(), importance, has_code=has_code)
         if self.layout is not None:
-            blocks = -(-self.columns // self.layout.block)
+            blocks = -(-self.columns // COLUMNS)
             collect_into_huge_pages(self.layout.address, blocks * self.layout.block_bytes)
 
     def _make_nibbles(self, weight: Tensor, importance: Tensor | None) -> None:
@@ -117,7 +112,7 @@ class QuantizedWeight:
         self._kept = torch.zeros((_padded(self.columns) // COLUMNS, block_bytes), dtype=torch.uint8)
         self.sums = torch.zeros(_padded(self.columns), dtype=torch.int32)
         self._quantize(NIBBLES, weight, self._kept, block_bytes, importance)
-        self.layout = Layout(self._kept.data_ptr(), COLUMNS, block_bytes, 4)
+        self.layout = Layout(self._kept.data_ptr(), block_bytes, 4)
 
     def _make_bytes(self, weight: Tensor, importance: Tensor | None, *, has_code: bool) -> None:
         if has_code:
@@ -129,14 +124,14 @@ class QuantizedWeight:
         if self.outliers is not None:
             scales = self.scales[: self.columns]
             numbers = torch.cat((numbers, outlier_numbers_reference(weight, numbers, scales, self.outliers)), 1)
-        if has_onednn():
-            self.packed = torch.ops.onednn.qlinear_prepack(numbers, None)
-            self.layout = find_layout(self.packed, numbers) if has_code else None
-        elif has_code:
-            self._kept = _packed_by_fours(numbers)
+        if has_code:
+            self._kept, self.layout = _room_for_bytes(self.columns, self.summed)
+            _pack_by_fours(numbers, self._kept)
             self.sums = torch.zeros(_padded(self.columns), dtype=torch.int32)
             self.sums[: self.columns] = numbers.sum(1, dtype=torch.int32).neg_()
-            self.layout = Layout(self._kept.data_ptr(), COLUMNS, self._kept[0].numel(), 8, self.sums.data_ptr())
+            self.layout = replace(self.layout, sums=self.sums.data_ptr())
+        elif has_onednn():
+            self.packed = torch.ops.onednn.qlinear_prepack(numbers, None)
         else:
             self.numbers = numbers
 
@@ -153,41 +148,28 @@ class QuantizedWeight:
 
 
 class Unpacked:
-    """Memory for one weight of 4 bits a shape, as 8 bits in oneDNN's form, shared by all of that shape.
+    """Memory for one weight of 4 bits a shape, as 8 bits, shared by all of that shape.
 
     Made when it is first asked for. One thread at a time may use it.
     """
 
     def __init__(self) -> None:
-        self._places: dict[tuple[int, int], tuple[Tensor, Layout] | None] = {}
+        self._places: dict[tuple[int, int], tuple[Tensor, Layout]] = {}
 
-    def fill(self, weight: QuantizedWeight) -> tuple[Tensor, Layout] | None:
-        """This weight's numbers as oneDNN wants them and where they lie, until the next call; None where that is not
-        known."""
-        if weight.bits != 4 or weight.layout is None or weight.sums is None:
+    def fill(self, weight: QuantizedWeight) -> Layout | None:
+        """Where this weight's numbers lie as 8 bits, until the next call; None where 4 bits are multiplied as they are:
+        by AVX2, which widens them itself."""
+        if weight.bits != 4 or weight.layout is None or weight.sums is None or not _unpacks():
             return None
-        if (place := self._place(weight.columns, weight.inner)) is None:
-            return None
-        layout = place[1]
+        shape = weight.columns, weight.inner
+        if shape not in self._places:
+            self._places[shape] = _room_for_bytes(*shape)
+        layout = replace(self._places[shape][1], sums=weight.sums.data_ptr())
         LIBRARY.call((
             UNPACK, weight.layout.address, layout.address, 0, 0, 0, weight.columns, weight.inner, 0,
             weight.layout.block_bytes, layout.block_bytes, torch.get_num_threads(),
         ))  # fmt: skip
-        ctypes.memmove(layout.sums, weight.sums.data_ptr(), 4 * weight.columns)
-        return place
-
-    def _place(self, columns: int, inner: int) -> tuple[Tensor, Layout] | None:
-        if (columns, inner) not in self._places:
-            found = None
-            if has_onednn():
-                # Numbers that distinguish one place from another, until the first weight is written over them.
-                numbers = torch.arange(columns * inner, dtype=torch.int32).mul_(7919).bitwise_right_shift_(5)
-                plain = numbers.remainder_(251).sub_(125).to(torch.int8).view(columns, inner)
-                packed: Tensor = torch.ops.onednn.qlinear_prepack(plain, None)
-                layout = find_layout(packed, plain)
-                found = (packed, layout) if layout is not None and layout.block == COLUMNS else None
-            self._places[columns, inner] = found
-        return self._places[columns, inner]
+        return layout
 
 
 def _largest(importance: Tensor | None, count: int) -> Tensor:
@@ -208,7 +190,7 @@ def packed_bytes(columns: int, inner: int, bits: int) -> int:
 
 def unpacked_bytes(shapes: Iterable[tuple[int, int]], bits: int) -> int:
     """Memory of an `Unpacked` for weights of these shapes."""
-    return sum(packed_bytes(*shape, 8) for shape in set(shapes)) if bits == 4 and has_onednn() else 0
+    return sum(packed_bytes(*shape, 8) for shape in set(shapes)) if bits == 4 and _unpacks() else 0
 
 
 @cache
@@ -218,44 +200,27 @@ def has_onednn() -> bool:
     return is_there and cpu_level() >= CpuLevel.AVX512VNNI
 
 
-def find_layout(packed: Tensor, numbers: Tensor) -> Layout | None:
-    """Find where int8 `numbers` lie in their `packed` form; None for a layout unknown to the C code.
+def _unpacks() -> bool:
+    """True if many rows are multiplied with 4 bits that are unpacked to 8 first."""
+    return cpu_level() >= CpuLevel.AVX512VNNI
 
-    Compares up to 16 blocks, and all sums: oneDNN's compensation for rows with 128 added, minus the columns' sums, is
-    behind the numbers.
+
+def _room_for_bytes(columns: int, inner: int) -> tuple[Tensor, Layout]:
+    """Memory for packed numbers of 8 bits, zeros, and as what the C code knows it, without sums.
+
+    A tile more lies behind the last one: the matrix unit may read there, and multiplies it with zeros.
     """
+    block_bytes = COLUMNS * 4 * -(-inner // 4)
+    room = torch.zeros(_padded(columns) // COLUMNS * block_bytes + TILE * COLUMNS, dtype=torch.int8)
+    return room, Layout(room.data_ptr(), block_bytes, 8)
+
+
+def _pack_by_fours(numbers: Tensor, room: Tensor) -> None:
+    """int8 `[columns, inner]` as `[blocks, inner / 4, 64, 4]` into `room`, filled up with zeros."""
     columns, inner = numbers.shape
-    address = address_of(packed)
-    if address is None:
-        return None
-    size = int(torch.ops.mkldnn._nbytes(packed))
-    everything = torch.frombuffer((ctypes.c_int8 * size).from_address(address), dtype=torch.int8)
-    sums = numbers.sum(1, dtype=torch.int32).neg_()
-    for block in _BLOCKS:
-        blocks = -(-columns // block)
-        block_bytes, rest = divmod(size - 4 * blocks * block, blocks)
-        if rest or block_bytes % (4 * block) or block_bytes < block * inner:
-            continue
-        body, tail = everything[: blocks * block_bytes], everything[blocks * block_bytes :]
-        has_sums = torch.equal(tail.clone().view(torch.int32)[:columns], sums)
-        picked = sorted({place * (blocks - 1) // (_SAMPLES - 1) for place in range(_SAMPLES)})
-        there = body.view(blocks, -1, block, 4)
-        if has_sums and all(_is_block(there[index], numbers[index * block :][:block]) for index in picked):
-            return Layout(address, block, block_bytes, 8, address + blocks * block_bytes)
-    return None
-
-
-def _is_block(packed: Tensor, numbers: Tensor) -> bool:
-    """True if `[inner / 4, block, 4]` has these columns, up to `block` of them."""
-    columns, inner = numbers.shape
-    return torch.equal(packed.transpose(0, 1).flatten(1)[:columns, :inner], numbers)
-
-
-def _packed_by_fours(numbers: Tensor) -> Tensor:
-    """int8 `[columns, inner]` as `[blocks, inner / 4, 64, 4]`, filled up with zeros."""
-    columns, inner = numbers.shape
-    whole = torch.nn.functional.pad(numbers, (0, -inner % 4, 0, _padded(columns) - columns))
-    return whole.view(-1, COLUMNS, whole.shape[1] // 4, 4).transpose(1, 2).contiguous()
+    fours, whole = -(-inner // 4), torch.nn.functional.pad(numbers, (0, -inner % 4, 0, _padded(columns) - columns))
+    packed = room[: whole.numel()].view(-1, fours, COLUMNS, 4)
+    packed.copy_(whole.view(-1, COLUMNS, fours, 4).transpose(1, 2))
 
 
 def _padded(columns: int) -> int:

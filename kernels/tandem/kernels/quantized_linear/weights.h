@@ -1,5 +1,4 @@
-/* Quantises columns of a weight, unpacks numbers of 4 bits to 8, and finishes oneDNN's products; compiled once a set of
-   vector instructions. */
+/* Quantises columns of a weight, and unpacks numbers of 4 bits to 8; compiled once a set of vector instructions. */
 
 /* Rows are `columns` of the product: [columns][inner] in float32 or bfloat16. */
 FN float NAME(size_of)(const struct weight *w, int64_t column) {
@@ -124,7 +123,7 @@ ENTRY void NAME(to_nibbles)(const struct weight *w, int64_t first, int64_t last)
     }
 }
 
-/* Blocks [first, last) of nibbles as oneDNN packs bytes: [inner / 4][64][4] in a block. */
+/* Blocks [first, last) of nibbles as bytes: [inner / 4][64][4] in a block. */
 ENTRY void NAME(unpack)(const struct weight *w, int64_t first, int64_t last) {
     for (int64_t block = first; block < last; block++) {
         const char *group = w->weight + block * w->block_bytes;
@@ -148,33 +147,5 @@ ENTRY void NAME(unpack)(const struct weight *w, int64_t first, int64_t last) {
         char *last = w->numbers + block * w->out_block_bytes + w->inner / 4 * 4 * COLUMNS;
         for (int64_t k = w->inner % 4; k && k < 4; k++)
             for (int c = 0; c < COLUMNS; c++) last[4 * c + k] = 0;
-    }
-}
-
-/* What oneDNN multiplied, times the row's scale, and the bias: rows [first, last) of p->x, which has `planes` rows of
-   columns for each, to p->out. */
-FN void NAME(scale_row)(const struct quantized *p, int64_t row, const int from_bf16, const int is_bf16) {
-    const VEC scale = NAME(all)(p->row_scales[row]);
-    const char *x = p->x + row * p->planes * p->columns * (from_bf16 ? 2 : 4);
-    char *out = p->out + row * p->columns * (is_bf16 ? 2 : 4);
-    for (int64_t i = 0; i < p->columns; i += LANES) {
-        VEC sum = NAME(load_some)(x, i, p->columns, from_bf16);
-        if (p->planes == 2) sum = NAME(fma)(sum, NAME(all)(PLANE), NAME(load_some)(x, p->columns + i, 2 * p->columns, from_bf16));
-        VEC y = NAME(mul)(sum, scale);
-        if (p->bias) y = NAME(add)(y, NAME(load_f32)((const float *)p->bias + i));
-        if (i + LANES <= p->columns) NAME(store)(out, i, is_bf16, y);
-        else {
-            char some[4 * LANES];
-            NAME(store)(some, 0, is_bf16, y);
-            memcpy(out + i * (is_bf16 ? 2 : 4), some, (size_t)(p->columns - i) * (is_bf16 ? 2 : 4));
-        }
-    }
-}
-
-ENTRY void NAME(scale_rows)(const struct quantized *p, int64_t first, int64_t last, int from_bf16) {
-    for (int64_t row = first; row < last; row++) {
-        if (p->is_bf16 && from_bf16) NAME(scale_row)(p, row, 1, 1);
-        else if (p->is_bf16) NAME(scale_row)(p, row, 0, 1);
-        else NAME(scale_row)(p, row, 0, 0);
     }
 }

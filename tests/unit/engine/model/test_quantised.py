@@ -148,7 +148,7 @@ def test_wrong_settings_are_refused_with_what_to_do(
 ) -> None:
     config = read_model_config(model_folder("bundled"))
     with pytest.raises(ConfigError, match=f"(?si){said}"):
-        quantizer_for(kind, config, device=torch.device(device), dtype=dtype, is_deterministic=False)
+        quantizer_for(kind, config, device=torch.device(device), dtype=dtype)
 
 
 def test_families_that_it_is_not_known_for_are_refused_by_name(
@@ -159,7 +159,7 @@ def test_families_that_it_is_not_known_for_are_refused_by_name(
         ModelRunner(model_dir=model_folder("bundled"), num_blocks=4, max_model_len=64, quantize="int8")
     assert "int8" in str(said.value)
     config = read_model_config(model_folder("bundled"))
-    assert quantizer_for("none", config, device=CPU, dtype="float16", is_deterministic=False) is None
+    assert quantizer_for("none", config, device=CPU, dtype="float16") is None
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_experts_are_the_reference(kind: str, tokens: int, dtype: torch.dtype, l
         ]
 
     expected, near = answers(layer, exact, x), answers(layer, dequantised, x)
-    weights = QuantisedWeights(Quantizer(kind, is_exact=True), parameter(torch.ones(2, HIDDEN)), [layer], COUNT)
+    weights = QuantisedWeights(Quantizer(kind), parameter(torch.ones(2, HIDDEN)), [layer], COUNT)
     for one in layer.members():
         weights.quantise(one)
     assert layer.router.tensor.device.type == "cpu", "a router stays"
