@@ -24,9 +24,7 @@ from tandem.kernels.quantized_linear import (
     FORMATS,
     QuantizedLinear,
     QuantizedWeight,
-    Unpacked,
     packed_bytes,
-    unpacked_bytes,
 )
 
 Linear = Callable[[Tensor], Tensor]
@@ -40,7 +38,7 @@ class Quantizer:
     """
 
     def __init__(self, kind: str) -> None:
-        self._format, self._unpacked = FORMATS[kind], Unpacked()
+        self._format = FORMATS[kind]
 
     @property
     def calibration_tokens(self) -> int:
@@ -53,13 +51,12 @@ class Quantizer:
         return QuantizedWeight(tensor, self._format.bits, importance, self._format.outliers_of(tensor.shape[1]))
 
     def linear(self, weight: QuantizedWeight, bias: Tensor | None) -> QuantizedLinear:
-        return QuantizedLinear(weight, bias, unpacked=self._unpacked, row_bits=self._format.row_bits)
+        return QuantizedLinear(weight, bias, row_bits=self._format.row_bits)
 
     def bytes_of(self, shapes: Iterable[tuple[int, int]]) -> int:
-        """Memory of quantised weights of these shapes, and what products of many rows need beside them."""
-        bits = self._format.bits
-        every = [(columns, inner + self._format.outliers_of(inner)) for columns, inner in shapes]
-        return sum(packed_bytes(*shape, bits) for shape in every) + unpacked_bytes(every, bits)
+        """Memory of quantised weights of these shapes."""
+        one = self._format
+        return sum(packed_bytes(columns, inner + one.outliers_of(inner), one.bits) for columns, inner in shapes)
 
 
 def format_of(kind: str) -> str:

@@ -5,7 +5,7 @@ import torch
 from tandem.core.cpu_level import CpuLevel, cpu_level
 from tandem.kernels.fused_layer import DenseRow, LayerParts, fuse
 from tandem.kernels.prepacked_linear import PrepackedLinear
-from tandem.kernels.quantized_linear import FORMATS, QuantizedLinear, QuantizedWeight, Unpacked
+from tandem.kernels.quantized_linear import FORMATS, QuantizedLinear, QuantizedWeight
 from tests.unit.kernels.levels import require
 
 HEADS, KV_HEADS, HEAD_DIM, WIDTH, INNER = 6, 2, 32, 160, 448
@@ -24,7 +24,7 @@ def parts(
             return PrepackedLinear(weight, bias)
         (kind,) = [one for one in FORMATS.values() if (one.bits, one.row_bits) == (bits, row_bits)]
         quantised = QuantizedWeight(weight, bits, randn(inner).exp(), kind.outliers_of(inner))
-        return QuantizedLinear(quantised, bias, unpacked=Unpacked(), row_bits=row_bits)
+        return QuantizedLinear(quantised, bias, row_bits=row_bits)
 
     return LayerParts(
         input_norm=1 + randn(width, dtype=torch.bfloat16) / 4, mlp_norm=1 + randn(width, dtype=torch.bfloat16) / 4,

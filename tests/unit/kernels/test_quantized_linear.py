@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tandem.core.cpu_level import CpuLevel
 from tandem.kernels import native
-from tandem.kernels.quantized_linear import QuantizedLinear, QuantizedWeight, Unpacked, packed_bytes
+from tandem.kernels.quantized_linear import QuantizedLinear, QuantizedWeight, packed_bytes
 from tandem.kernels.quantized_linear import linear as linears
 from tandem.kernels.quantized_linear.reference import (
     outlier_numbers_reference,
@@ -25,7 +25,6 @@ from tests.unit.kernels.levels import needs, paths_of, threads_of
 
 PATHS = paths_of(LIBRARY, CpuLevel.AVX2, CpuLevel.AVX512VNNI, CpuLevel.AMX)
 needs_code = needs(CpuLevel.AVX2)
-needs_vnni = needs(CpuLevel.AVX512VNNI)  # below, 4 bits are not unpacked
 SHAPES = [(64, 32), (576, 192), (100, 70), (33, 257), (1, 4)]
 FORMATS = [(8, 8), (8, 16), (4, 8), (4, 16)]  # bits of weights and of rows
 ROWS = (1, 2, 3, 4, 5, 9, 40)
@@ -49,7 +48,7 @@ def gates_path(path: str) -> Iterator[None]:
 
 def numbers_of(weight: QuantizedWeight) -> Tensor:
     """Return a weight's values, read back: products with a single 127 in a row are 127 · a number."""
-    linear = QuantizedLinear(weight, unpacked=Unpacked())
+    linear = QuantizedLinear(weight)
     scales = weight.scales[: weight.columns]
     read = linear(torch.eye(weight.inner, dtype=weight.dtype)).float().t() / torch.where(scales > 0, scales, 1)[:, None]
     return read.round().to(torch.int8)
@@ -69,7 +68,7 @@ def test_few_rows_are_the_reference_to_the_last_bit(
     numbers, scales = read_back(weight), weight.scales[: shape[0]]
     for rows in ROWS:
         for given in (None, bias):
-            linear = QuantizedLinear(weight, given, unpacked=Unpacked(), row_bits=row_bits)
+            linear = QuantizedLinear(weight, given, row_bits=row_bits)
             x = randn(rows, shape[1] + 3, dtype=dtype)[:, 1:-2]
             expected = quantized_linear_reference(x, numbers, scales, given, row_bits)
             assert torch.equal(linear(x), expected), (rows, given is None)
@@ -82,7 +81,7 @@ def test_few_rows_are_the_reference_to_the_last_bit(
 def test_many_rows_are_those_of_few(threads, randn, shape, row_bits, dtype, path) -> None:
     """In any remainder of six rows, 16 columns and four inner numbers, and in more than one block of rows."""
     weight, bias = QuantizedWeight(randn(*shape, dtype=dtype), 8), randn(shape[0], dtype=dtype)
-    linear = QuantizedLinear(weight, bias, unpacked=Unpacked(), row_bits=row_bits)
+    linear = QuantizedLinear(weight, bias, row_bits=row_bits)
     x = randn(67, shape[1] + 3, dtype=dtype)[:, 1:-2]
     expected = torch.cat([linear(row[None]) for row in x])
     for rows in (3, 4, 5, 6, 7, 9, 10, 12, 67):
@@ -104,15 +103,15 @@ def test_outliers_are_multiplied_by_numbers_of_15_bits(
     numbers, scales = quantize_weight_reference(weight, 8)
     numbers = torch.cat((numbers, outlier_numbers_reference(weight, numbers, scales, made.outliers)), 1)
     for given in (None, bias):
-        linear = QuantizedLinear(made, given, unpacked=Unpacked(), row_bits=16)
+        linear = QuantizedLinear(made, given, row_bits=16)
         for rows in (1, 2, 3, 4, 5, 9, 40, 67):
             x = 10 * randn(rows, shape[1] + 3, dtype=dtype)[:, 1:-2]
             expected = quantized_linear_reference(x, numbers, scales, given, 16, made.outliers)
             assert torch.equal(linear(x), expected), (rows, given is None)
             if shape[0] % 128 == 0:
                 assert torch.equal(linear.gated(x), silu_mul(expected)), rows
-    plain = QuantizedLinear(QuantizedWeight(weight, 8), unpacked=Unpacked(), row_bits=16)
-    exact = QuantizedLinear(made, unpacked=Unpacked(), row_bits=16)
+    plain = QuantizedLinear(QuantizedWeight(weight, 8), row_bits=16)
+    exact = QuantizedLinear(made, row_bits=16)
     only = torch.zeros(1, shape[1], dtype=dtype)
     only[0, outliers] = 1.0
     wanted = only.double() @ weight.double().t()
@@ -128,13 +127,13 @@ def read_back(weight: QuantizedWeight) -> Tensor:
         weight.dtype = dtype
 
 
-@needs_vnni
+@needs_code
 @pytest.mark.parametrize(("bits", "row_bits"), FORMATS)
 @pytest.mark.parametrize("shape", [(576, 192), (100, 70)])
-def test_many_rows_are_the_same_numbers(threads, randn, shape, bits, row_bits) -> None:
+def test_many_rows_are_the_same_numbers(threads, randn, shape, bits, row_bits, path) -> None:
     """In float32 to the last bit, so that a row does not depend on how many there are."""
     weight, bias = QuantizedWeight(randn(*shape), bits), randn(shape[0])
-    linear = QuantizedLinear(weight, bias, unpacked=Unpacked(), row_bits=row_bits)
+    linear = QuantizedLinear(weight, bias, row_bits=row_bits)
     expected_of = partial(quantized_linear_reference, row_bits=row_bits)
     numbers, scales = read_back(weight), weight.scales[: shape[0]]
     for rows in (33, 100, 513):
@@ -158,26 +157,17 @@ def test_gates_are_the_parts_one_behind_the_other(
     """To the last bit, with strips for every thread, with more of them for some, and with none."""
     weight, bias = QuantizedWeight(randn(columns, 96, dtype=dtype), bits), randn(columns, dtype=dtype)
     for given in (None, bias):
-        linear = QuantizedLinear(weight, given, unpacked=Unpacked(), row_bits=row_bits)
+        linear = QuantizedLinear(weight, given, row_bits=row_bits)
         for rows in (0, 1, 2, 7, 119, 120, 250):
             x = randn(rows, 96 + 3, dtype=dtype)[:, 1:-2]
             assert torch.equal(linear.gated(x), silu_mul(linear(x))), (rows, given is None)
-
-
-@needs_vnni
-def test_weights_of_4_bits_of_one_shape_share_their_room(randn) -> None:
-    unpacked, x = Unpacked(), randn(100, 64)
-    first, second = (QuantizedLinear(QuantizedWeight(randn(128, 64), 4), unpacked=unpacked) for _ in range(2))
-    before = first(x)
-    assert not torch.equal(second(x), before)
-    assert torch.equal(first(x), before)
 
 
 @pytest.mark.parametrize(("bits", "row_bits"), FORMATS)
 def test_without_c_code_the_numbers_are_the_same(randn, bits, row_bits) -> None:
     """8 bits; those of 4 bits are searched in another order of additions, and are as good."""
     weight, x = randn(96, 64), randn(50, 64)
-    make = partial(QuantizedLinear, unpacked=Unpacked(), row_bits=row_bits)
+    make = partial(QuantizedLinear, row_bits=row_bits)
     ours = make(QuantizedWeight(weight, bits))
     was_on = native.enable(False)
     try:
@@ -267,10 +257,7 @@ def test_a_large_activation_costs_rows_of_16_bits_nothing(randn) -> None:
     x[:, 5] *= 100
     weight[:, 5] = 0
     made, exact = QuantizedWeight(weight, 8), x @ weight.t()
-    error = {
-        bits: float((QuantizedLinear(made, unpacked=Unpacked(), row_bits=bits)(x) - exact).norm() / exact.norm())
-        for bits in (8, 16)
-    }
+    error = {bits: float((QuantizedLinear(made, row_bits=bits)(x) - exact).norm() / exact.norm()) for bits in (8, 16)}
     assert error[8] > 0.1
     assert error[16] < 0.01
 
@@ -282,7 +269,7 @@ def test_zeros_and_what_is_not_finite(randn, dtype, bits, row_bits, rows) -> Non
     weight = randn(80, 40, dtype=dtype)
     weight[3] = 0
     weight[5] = 1e-35
-    linear = QuantizedLinear(QuantizedWeight(weight, bits), unpacked=Unpacked(), row_bits=row_bits)
+    linear = QuantizedLinear(QuantizedWeight(weight, bits), row_bits=row_bits)
     x = randn(rows, 40, dtype=dtype)
     assert not linear(x)[:, [3, 5]].any()
     assert not linear(torch.zeros_like(x)).any()

@@ -35,7 +35,7 @@ static add_row_fn *add_row;
 
 /* A product with a plain weight (kind 0) or a quantised one (1). */
 struct linear { int64_t kind; union { struct product plain; struct quantized quantized; }; };
-_Static_assert(sizeof(struct linear) == 22 * 8, "_PRODUCT_FIELDS in row.py");
+_Static_assert(sizeof(struct linear) == 23 * 8, "_PRODUCT_FIELDS in row.py");
 
 /* Fields that the code fills in itself: x and out of the norm, x of all products, room for quantised rows, all of gates but its
    width. */
@@ -64,7 +64,7 @@ int tandem_choose_path(const char *name) {
         norm_rows = norm_rows_avx2, turn_rows = turn_rows_avx2, add_two = add_two_avx2, add_row = add_row_avx2;
     } else {
         quantize_rows = quantize_rows_avx512, quantized_columns = quantized_columns_vnni, quantized_lanes = 16;
-        tiled_columns = chosen && !*name && may_use_amx() ? quantized_columns_amx : NULL;
+        tiled_columns = chosen && !*name && may_use_amx() ? quantized_columns_amx : NULL, unpack_block = unpack_block_avx512;
         attend = attend_avx512, finish = finish_avx512, gate_rows = gate_rows_avx512;
         norm_rows = norm_rows_avx512, turn_rows = turn_rows_avx512, add_two = add_two_avx512, add_row = add_row_avx512;
     }
@@ -84,9 +84,10 @@ static void widened_share(const struct quantized *p, int64_t which, int64_t coun
 #endif
 }
 
-/* This thread's share of a product with few rows, the first at x; every thread quantises them for itself. */
-static void rows_share(
-    const struct linear *given, const uint16_t *x, char *out, int64_t rows, int64_t x_stride, int64_t which, int64_t count) {
+/* This thread's share of a product with few rows, the first at x; every thread quantises them for itself. `blocks`: as in
+   `struct quantized`. */
+static void rows_share(const struct linear *given, const uint16_t *x, char *out, int64_t rows, int64_t x_stride, char *blocks,
+                       int64_t which, int64_t count) {
     if (given->kind == 0) {
         struct product p = given->plain;
         p.x = x, p.out = (uint16_t *)out, p.rows = rows, p.x_stride = x_stride;
@@ -94,6 +95,10 @@ static void rows_share(
         return;
     }
     struct quantized p = given->quantized;
+    if (p.bits == 4 && blocks && rows * p.planes > FEW_ROWS) {
+        p.blocks = blocks;
+        p.stride = (p.inner + TILE_NUMBERS - 1) / TILE_NUMBERS * TILE_NUMBERS;
+    }
     uint8_t numbers[rows * p.planes * p.stride] __attribute__((aligned(64)));
     int32_t sums[rows * p.planes * p.stride / GROUP];
     float scales[rows];
@@ -109,7 +114,7 @@ static char *linear_out(const struct linear *given) {
 }
 
 static void linear_share(const struct linear *given, const uint16_t *x, int64_t which, int64_t count) {
-    rows_share(given, x, linear_out(given), 1, 0, which, count);
+    rows_share(given, x, linear_out(given), 1, 0, NULL, which, count);
 }
 
 static void run_before(void *data) {
@@ -153,7 +158,7 @@ static void run_rows_before(void *data) {
     norm_rows(norm, c->eps, first, last);
     barrier(count);
     const struct linear *qkv = &c->pre_attention->qkv;
-    rows_share(qkv, (const uint16_t *)norm->out, linear_out(qkv), norm->rows, norm->width, which, count);
+    rows_share(qkv, (const uint16_t *)norm->out, linear_out(qkv), norm->rows, norm->width, NULL, which, count);
     barrier(count);
     turn_rows(&c->pre_attention->turn, first, last);
 }
@@ -164,29 +169,30 @@ static void run_rows_behind(void *data) {
     const int64_t which = thread(c->threads), count = threads(c->threads), rows = b->norm.rows, width = b->norm.width;
     const int64_t first = rows * which / count, last = rows * (which + 1) / count, inner = b->gates.width;
     struct norm norm = b->norm;
-    rows_share(&b->o, b->mixed, linear_out(&b->o), rows, b->mixed_width, which, count);
+    rows_share(&b->o, b->mixed, linear_out(&b->o), rows, b->mixed_width, NULL, which, count);
     barrier(count);
     norm.added = linear_out(&b->o), norm.out = linear_out(&b->o); /* a row is added before it is written over */
     norm_rows(&norm, c->eps, first, last);
     barrier(count);
-    rows_share(&b->gate_up, (const uint16_t *)norm.out, linear_out(&b->gate_up), rows, width, which, count);
+    rows_share(&b->gate_up, (const uint16_t *)norm.out, linear_out(&b->gate_up), rows, width, NULL, which, count);
     barrier(count);
     struct gates gates = {.x = linear_out(&b->gate_up), .out = linear_out(&b->gate_up), .rows = rows, .width = inner,
                           .out_stride = 2 * inner, .is_bf16 = 1};
     gate_rows(&gates, first, last);
     barrier(count);
-    rows_share(&b->down, (const uint16_t *)gates.out, linear_out(&b->down), rows, 2 * inner, which, count);
+    rows_share(&b->down, (const uint16_t *)gates.out, linear_out(&b->down), rows, 2 * inner, NULL, which, count);
     barrier(count);
     uint16_t *x = (uint16_t *)norm.x + first * width;
     add_row(x, x, linear_out(&b->down) + first * width * 2, (last - first) * width);
 }
 
-/* As `rows_share` of any number of rows and a weight of 8 bits: threads quantise their own rows into `room`, and meet. */
-static void many_rows_share(const struct linear *given, const uint16_t *x, char *out, int64_t rows, uint8_t *room, int is_gated,
-                            int64_t which, int64_t count) {
+/* As `rows_share` of any number of rows: threads quantise their own rows into the numbers of `room`, and meet. */
+static void many_rows_share(const struct linear *given, const uint16_t *x, char *out, int64_t rows, const struct quantized *room,
+                            int is_gated, int64_t which, int64_t count) {
     struct quantized p = given->quantized;
     p.x = (const char *)x, p.out = out, p.rows = rows, p.x_stride = p.x_inner;
-    p.numbers = room, p.row_scales = (float *)(room + rows * p.planes * p.stride);
+    p.numbers = room->numbers, p.row_scales = (float *)(room->numbers + rows * p.planes * p.stride),
+    p.blocks = p.bits == 4 ? room->blocks : NULL;
     quantize_rows(&p, rows * which / count, rows * (which + 1) / count);
     barrier(count);
     if (is_gated) gated_share(&p, which, count);
@@ -201,7 +207,7 @@ static void run_many_before(void *data) {
     const int64_t which = thread(c->threads), count = threads(c->threads), rows = norm->rows;
     const int64_t first = rows * which / count, last = rows * (which + 1) / count;
     norm_rows(norm, c->eps, first, last);
-    many_rows_share(qkv, (const uint16_t *)norm->out, linear_out(qkv), rows, qkv->quantized.numbers, 0, which, count);
+    many_rows_share(qkv, (const uint16_t *)norm->out, linear_out(qkv), rows, &qkv->quantized, 0, which, count);
     turn_rows(&c->pre_attention->turn, first, last);
 }
 
@@ -210,7 +216,7 @@ static void run_many_behind(void *data) {
     const struct post_attention *b = c->post_attention;
     const int64_t which = thread(c->threads), count = threads(c->threads), rows = b->norm.rows, width = b->norm.width;
     const int64_t first = rows * which / count, last = rows * (which + 1) / count;
-    uint8_t *room = b->o.quantized.numbers;
+    const struct quantized *room = &b->o.quantized;
     char *added = linear_out(&b->o), *gated = linear_out(&b->gate_up);
     struct norm norm = b->norm;
     many_rows_share(&b->o, b->mixed, added, rows, room, 0, which, count);

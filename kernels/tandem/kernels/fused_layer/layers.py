@@ -17,7 +17,7 @@ _STEP = 2
 _NO_MEMORY, _OUTSIDE = 1, 2  # enum answer
 # Places in what the code is given: the kind of call, threads, the scale's bits, `struct step` with a `struct decode` at
 # its end, the layers. step.h holds the structs to these places.
-_THREADS, _X, _COS, _SIN, _STRIDE, _SLOTS, _DECODE = 1, 3, 4, 5, 6, 7, 13
+_THREADS, _X, _COS, _SIN, _STRIDE, _SLOTS, _BLOCKS, _DECODE = 1, 3, 4, 5, 6, 7, 12, 14
 _TABLE, _LENGTHS, _BATCH = _DECODE + 3, _DECODE + 4, _DECODE + 6
 _MAX_BLOCKS, _TABLE_STRIDE = _DECODE + 12, _DECODE + 14
 
@@ -49,12 +49,13 @@ class DenseLayers:
         strides = [stride * views[0].element_size() for stride in views[0].stride()[:3]]
         turning = rows[0].turning
         first, columns, heads = rows[0], (turning + kv_heads) * width, turning - kv_heads
-        self.most_rows = min(row.few_rows for row in rows)
+        self.most_rows, self._blocks_bytes = min(row.stack_rows for row in rows), max(row.blocks_bytes for row in rows)
+        self._blocks = torch.empty(0, dtype=torch.uint8)
         widths = (columns, first.width, 2 * first.inner, first.width, heads * width)
         self._between = [torch.empty((self.most_rows, one), dtype=torch.bfloat16) for one in widths]
         *between, mixed = (room.data_ptr() for room in self._between)
         (scale_bits,) = struct.unpack("i", struct.pack("f", scale))
-        step = (0, 0, 0, 0, 0, *between, len(rows))
+        step = (0, 0, 0, 0, 0, *between, 0, len(rows))
         decode = (
             between[0], 0, mixed, 0, 0, 0, 1, kv_heads, heads // kv_heads, width, block_tokens, num_blocks, 0, columns,
             0, *strides, 1, 1, 1,
@@ -77,7 +78,10 @@ class DenseLayers:
             raise IndexError("a row's length leaves its own token out of the pool")
         tables = paged.tables if paged.tables.stride(1) == 1 else paged.tables.contiguous()
         given = self._given
-        given[_THREADS] = torch.get_num_threads()
+        given[_THREADS] = threads = torch.get_num_threads()
+        if self._blocks.numel() != threads * self._blocks_bytes:
+            self._blocks = torch.empty(threads * self._blocks_bytes, dtype=torch.uint8)
+            given[_BLOCKS] = self._blocks.data_ptr() if self._blocks_bytes else 0
         given[_X], given[_COS], given[_SIN], given[_STRIDE] = (
             x.data_ptr(),
             cos.data_ptr(),

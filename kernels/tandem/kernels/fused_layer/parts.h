@@ -9,6 +9,7 @@
 #include "../quantized_linear/many_rows.h"
 #else
 #include "../quantized_linear/amx.h"
+#include "../quantized_linear/unpack.h"
 #endif
 #include "../paged_decode/attend.h"
 

@@ -29,10 +29,10 @@ _MOST_TOGETHER = 1 << 20
 _Product = PrepackedLinear | QuantizedLinear
 _NORM_OUT, _NORM_ROWS, _NORM_FIELDS = 3, 4, 8
 """Behind x, among the fields of `struct norm`; and how many those are."""
-_PRODUCT_FIELDS = 22
+_PRODUCT_FIELDS = 23
 """Of `struct linear` in cpu.c: which kind it is, and as many as the larger kind has."""
-_NUMBERS = 1 + 14
-"""Index of the memory for quantised rows among them."""
+_NUMBERS, _BLOCKS = 1 + 14, 1 + 20
+"""Indices of the memory for quantised rows, and of that for unpacked weights, among them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,8 @@ def fuse(parts: LayerParts) -> DenseRow | None:
 class DenseRow:
     """Made by `fuse`. Owns memory for intermediate results; one thread may use it, with as many as torch has at work.
 
-    Calls take up to `most_rows` rows; `few_rows` is how many lie on a stack.
+    Calls take up to `most_rows` rows. Of `few_rows` each thread quantises all on its stack, of `stack_rows` as well
+    where it also has memory to unpack weights in.
     """
 
     def __init__(self, parts: LayerParts, qkv: _Product, o: _Product, gate_up: _Product, down: _Product) -> None:
@@ -80,10 +81,13 @@ class DenseRow:
         products = [one for one in (qkv, o, gate_up, down) if isinstance(one, QuantizedLinear)]
         together = min([_MOST_TOGETHER // widest, *(one.rows_within(_MOST_TOGETHER) for one in products)])
         many = min(MOST_ROWS, max(1, together))
-        self.few_rows = 1 if cpu_level() is CpuLevel.AMX else many
-        takes_all = len(products) == 4 and all(one.takes_many for one in products) and products[2].has_strips
+        is_quantised = len(products) == 4
+        self.stack_rows = many if is_quantised or cpu_level() is not CpuLevel.AMX else 1
+        self.few_rows = min([self.stack_rows, *(one.few_rows for one in products)])
+        takes_all = is_quantised and all(one.takes_many for one in products) and products[2].has_strips
         self.most_rows = sys.maxsize if takes_all else self.few_rows
         self._room = max(one.scratch_bytes(1) for one in products) if takes_all else 0
+        self.blocks_bytes = max(one.blocks_bytes(1) for one in products) if takes_all else 0
         self.columns, self.eps, self.turning, self.head_dim = qkv.columns, parts.eps, parts.turning, parts.head_dim
         self.width, self.inner, self.mixed_width = qkv.inner, down.inner, o.inner
         width, first, second = qkv.inner, parts.input_norm.data_ptr(), parts.mlp_norm.data_ptr()
@@ -96,20 +100,21 @@ class DenseRow:
         product = _fields(qkv, 0)
         self._before = array("q", (0, *norm, *product, *turn, 1))
         self._rows_before = array("q", (3, *norm, *product, *turn, 1))
-        self._many_before = array("q", (5, *norm, *product, *turn, 1))
+        self._many_before = array("q", (5, *norm, *_fields(qkv, 0, unpacks=True), *turn, 1))
         self._x, self._out = 1, 1 + len(norm) + 1 + qkv.OUT
         self._turn = 1 + len(norm) + len(product)
-        first_product, second_product = _fields(o, self._mixed.data_ptr()), _fields(gate_up, self._gates.data_ptr())
         gates = (0, 0, 1, down.inner, down.inner, 1, 1)
-        behind = (
-            0, o.inner, *first_product, 0, 0, second, 0, 1, width, 1, 1, *second_product, *gates,
-            *_fields(down, self._added.data_ptr()), 1,
-        )  # fmt: skip
-        self._behind, self._rows_behind = array("q", (1, *behind)), array("q", (4, *behind))
-        self._many_behind = array("q", (6, *behind))
-        self._behind_x = 3 + len(first_product)
+        outs = ((o, self._mixed), (gate_up, self._gates), (down, self._added))
+        each = {flag: [_fields(one, out.data_ptr(), unpacks=flag) for one, out in outs] for flag in (False, True)}
+        few, more = (
+            (0, o.inner, *first_out, 0, 0, second, 0, 1, width, 1, 1, *second_out, *gates, *third_out, 1)
+            for first_out, second_out, third_out in each.values()
+        )
+        self._behind, self._rows_behind = array("q", (1, *few)), array("q", (4, *few))
+        self._many_behind = array("q", (6, *more))
+        self._behind_x = 3 + _PRODUCT_FIELDS
         gate_up_at = self._behind_x + len(norm)
-        down_at = gate_up_at + len(second_product) + len(gates)
+        down_at = gate_up_at + _PRODUCT_FIELDS + len(gates)
         self._outs = 3 + 1 + o.OUT, gate_up_at + 1 + gate_up.OUT, down_at + 1 + down.OUT
 
     def addresses(self) -> tuple[int, int]:
@@ -121,21 +126,21 @@ class DenseRow:
 
         All contiguous in their rows and x as a whole, cos and sin of one stride; from 1 to `most_rows` of them.
         """
-        rows, turn = x.shape[0], self._turn
+        rows, turn, threads = x.shape[0], self._turn, torch.get_num_threads()
         out = torch.empty((rows, self.columns), dtype=torch.bfloat16)
         given = self._before if rows == 1 else self._rows_before if rows <= self.few_rows else self._many_before
         given[self._x] = x.data_ptr()
         given[self._out] = given[turn] = out.data_ptr()
         given[turn + 1], given[turn + 2] = cos.data_ptr(), sin.data_ptr()
-        given[-1] = torch.get_num_threads()
+        given[-1] = threads
         if rows > 1:
             _check_rows(rows, self.most_rows)
             normed = torch.empty((rows, self.width), dtype=torch.bfloat16)
             given[self._x + _NORM_OUT], given[self._x + _NORM_ROWS] = normed.data_ptr(), rows
             given[turn + 3], given[turn + 7] = rows, cos.stride(0)
             if rows > self.few_rows:
-                room = torch.empty(rows * self._room, dtype=torch.uint8)
-                given[self._x + _NORM_FIELDS + _NUMBERS] = room.data_ptr()
+                room = torch.empty(rows * self._room + threads * self.blocks_bytes, dtype=torch.uint8)
+                _use(room, rows * self._room, given, self._x + _NORM_FIELDS)
         LIBRARY.call_with(given, self.eps)
         return out
 
@@ -143,9 +148,9 @@ class DenseRow:
         """x `[rows, width]`, contiguous, after the layer, written over; `mixed` has what attention answered."""
         if not mixed.is_contiguous():
             mixed = mixed.contiguous()
-        rows = x.shape[0]
+        rows, threads = x.shape[0], torch.get_num_threads()
         given = self._behind if rows == 1 else self._rows_behind if rows <= self.few_rows else self._many_behind
-        given[1], given[self._behind_x], given[-1] = mixed.data_ptr(), x.data_ptr(), torch.get_num_threads()
+        given[1], given[self._behind_x], given[-1] = mixed.data_ptr(), x.data_ptr(), threads
         if rows > 1:
             _check_rows(rows, self.most_rows)
             given[self._behind_x + _NORM_ROWS] = rows
@@ -154,10 +159,17 @@ class DenseRow:
             for place, part in zip(self._outs[: len(between)], between, strict=True):
                 given[place] = part.data_ptr()
             if is_many:
-                room = torch.empty(rows * self._room, dtype=torch.uint8)
-                given[3 + _NUMBERS] = room.data_ptr()
+                room = torch.empty(rows * self._room + threads * self.blocks_bytes, dtype=torch.uint8)
+                _use(room, rows * self._room, given, 3)
         LIBRARY.call_with(given, self.eps)
         return x
+
+
+def _use(room: Tensor, numbers: int, given: array[int], product: int) -> None:
+    """`room` is for unpacked weights and, behind them, for rows of so many `numbers`: the product gets the addresses,
+    and the others of the call take them from there."""
+    address = room.data_ptr()
+    given[product + _BLOCKS], given[product + _NUMBERS] = address, address + room.numel() - numbers
 
 
 def _check_rows(rows: int, most: int) -> None:
@@ -165,7 +177,10 @@ def _check_rows(rows: int, most: int) -> None:
         raise ValueError(f"{rows} rows, this layer takes {most} at most")
 
 
-def _fields(product: _Product, out: int) -> tuple[int, ...]:
-    """Of `struct linear` in cpu.c, for a single row."""
-    found = (int(isinstance(product, QuantizedLinear)), *product.product(0, out, 1, product.inner))
+def _fields(product: _Product, out: int, *, unpacks: bool = False) -> tuple[int, ...]:
+    """Of `struct linear` in cpu.c, for a single row; for many those of a product that unpacks weights of 4 bits."""
+    if isinstance(product, QuantizedLinear):
+        found = (1, *product.product(0, out, 1, product.inner, unpacks=unpacks))
+    else:
+        found = (0, *product.product(0, out, 1, product.inner))
     return found + (0,) * (_PRODUCT_FIELDS - len(found))

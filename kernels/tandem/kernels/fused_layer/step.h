@@ -14,6 +14,7 @@ struct step {
     int64_t table_stride;                /* of cos and sin, from row to row, in numbers */
     const int64_t *slots;                /* where in a layer's pool each row's key and value go: block · block_tokens + offset */
     char *qkv, *o_out, *gate_up, *added; /* room for so many rows; of a single one that of its layer is taken, but qkv */
+    char *blocks; /* as in `struct quantized`, or NULL */
     int64_t layers;
     struct decode decode; /* of all rows; the pool is each layer's */
     /* From here on not the caller's. */
@@ -23,7 +24,7 @@ struct step {
 };
 
 /* layers.py counts in numbers of 64 bits. */
-_Static_assert(offsetof(struct step, slots) == 4 * 8 && offsetof(struct step, decode) == 10 * 8, "as in layers.py");
+_Static_assert(offsetof(struct step, slots) == 4 * 8 && offsetof(struct step, decode) == 11 * 8, "as in layers.py");
 _Static_assert(offsetof(struct decode, table) == 3 * 8 && offsetof(struct decode, lens) == 4 * 8, "as in layers.py");
 _Static_assert(offsetof(struct decode, batch) == 6 * 8 && offsetof(struct decode, max_blocks) == 12 * 8, "as in layers.py");
 _Static_assert(offsetof(struct decode, table_stride) == 14 * 8, "as in layers.py");
@@ -69,7 +70,7 @@ static void run_step(void *data) {
         struct norm norm = layer->pre_attention->norm;
         norm.x = (char *)x, norm.added = added, norm.out = (char *)normed;
         norm_rows(&norm, s->eps, 0, 1);
-        rows_share(&layer->pre_attention->qkv, normed, s->qkv, 1, 0, which, count);
+        rows_share(&layer->pre_attention->qkv, normed, s->qkv, 1, 0, NULL, which, count);
         barrier(count);
         if (which == 0) turn_and_store(s, layer, 0, 1);
         barrier(count);
@@ -104,24 +105,24 @@ static void run_rows_step(void *data) {
         norm.x = (char *)s->x, norm.added = added, norm.out = s->added; /* a row is added before it is written over */
         norm_rows(&norm, s->eps, first, last);
         barrier(count);
-        rows_share(&layer->pre_attention->qkv, (const uint16_t *)s->added, s->qkv, rows, width, which, count);
+        rows_share(&layer->pre_attention->qkv, (const uint16_t *)s->added, s->qkv, rows, width, s->blocks, which, count);
         barrier(count);
         turn_and_store(s, layer, first, last);
         barrier(count);
         attend_to_layer(s, layer, which, count);
-        rows_share(&b->o, mixed, s->o_out, rows, b->mixed_width, which, count);
+        rows_share(&b->o, mixed, s->o_out, rows, b->mixed_width, s->blocks, which, count);
         barrier(count);
         norm = b->norm;
         norm.x = (char *)s->x, norm.added = s->o_out, norm.out = s->o_out;
         norm_rows(&norm, s->eps, first, last);
         barrier(count);
-        rows_share(&b->gate_up, (const uint16_t *)s->o_out, s->gate_up, rows, width, which, count);
+        rows_share(&b->gate_up, (const uint16_t *)s->o_out, s->gate_up, rows, width, s->blocks, which, count);
         barrier(count);
         const struct gates gates = {
             .x = s->gate_up, .out = s->gate_up, .rows = rows, .width = inner, .out_stride = 2 * inner, .is_bf16 = 1};
         gate_rows(&gates, first, last);
         barrier(count);
-        rows_share(&b->down, (const uint16_t *)s->gate_up, s->added, rows, 2 * inner, which, count);
+        rows_share(&b->down, (const uint16_t *)s->gate_up, s->added, rows, 2 * inner, s->blocks, which, count);
         barrier(count);
         added = s->added;
     }

@@ -24,12 +24,12 @@
 #define MOST_SHARE_OF_STEP 1.05f
 
 struct weight {
-    const char *weight; /* [columns][inner] in float32 or bfloat16; to unpack: numbers of 4 bits */
-    char *numbers;      /* [columns][inner] of 8 bits, or packed numbers of 4; to unpack: numbers of 8 */
+    const char *weight; /* [columns][inner] in float32 or bfloat16 */
+    char *numbers;      /* [columns][inner] of 8 bits, or packed numbers of 4 */
     float *scales;
     int32_t *sums; /* of 4 bits: minus the sums of columns */
     const float *importance; /* of 4 bits: [inner], of errors in columns; NULL = all alike */
-    int64_t columns, inner, is_bf16, block_bytes, out_block_bytes, threads;
+    int64_t columns, inner, is_bf16, block_bytes, threads;
 };
 
 #if defined(__x86_64__)
@@ -38,6 +38,7 @@ struct weight {
 #include "rows.h"
 #include "columns.h"
 #include "amx.h"
+#include "unpack.h"
 #include "weights.h"
 #include "../silu_mul/rows.h"
 #undef ISA
@@ -52,9 +53,9 @@ struct weight {
 #endif
 
 typedef void weight_fn(const struct weight *, int64_t first, int64_t last);
-static weight_fn *to_bytes, *to_nibbles, *unpack;
+static weight_fn *to_bytes, *to_nibbles;
 
-enum work { PRODUCT, GATED, MANY, BYTES, NIBBLES, UNPACK };
+enum work { PRODUCT, GATED, MANY, BYTES, NIBBLES };
 enum path { NO_PATH, VNNI_PATH, AVX2_PATH, AMX_PATH };
 struct call { int64_t work; const struct quantized *product; const struct weight *weight; int64_t threads; };
 
@@ -68,14 +69,14 @@ int tandem_choose_path(const char *name) {
     const int is_tiled = has_vnni && (!*name || !strcmp(name, "amx")) && may_use_amx();
     if (is_tiled || (has_vnni && (!*name || !strcmp(name, "avx512vnni")))) {
         quantize_rows = quantize_rows_avx512, quantized_columns = quantized_columns_vnni, quantized_lanes = 16;
-        to_bytes = to_bytes_avx512, to_nibbles = to_nibbles_avx512, unpack = unpack_avx512;
+        to_bytes = to_bytes_avx512, to_nibbles = to_nibbles_avx512, unpack_block = unpack_block_avx512;
         gate_rows = gate_rows_avx512;
         tiled_columns = is_tiled ? quantized_columns_amx : NULL;
         return is_tiled ? AMX_PATH : VNNI_PATH;
     }
     if (has && (!*name || !strcmp(name, "avx2"))) {
         quantize_rows = quantize_rows_avx2, quantized_columns = quantized_columns_signs, quantized_lanes = 8;
-        to_bytes = to_bytes_avx2, to_nibbles = to_nibbles_avx2, unpack = unpack_avx2;
+        to_bytes = to_bytes_avx2, to_nibbles = to_nibbles_avx2, unpack_block = NULL;
         gate_rows = gate_rows_avx2;
         return AVX2_PATH;
     }
@@ -99,9 +100,8 @@ static void share_out(void *data) {
     const int64_t which = thread(c->threads), count = threads(c->threads);
     if (c->work >= BYTES) {
         const struct weight *w = c->weight;
-        const int64_t parts = c->work == UNPACK ? (w->columns + COLUMNS - 1) / COLUMNS : w->columns;
-        weight_fn *run = c->work == BYTES ? to_bytes : c->work == NIBBLES ? to_nibbles : unpack;
-        run(w, parts * which / count, parts * (which + 1) / count);
+        weight_fn *run = c->work == BYTES ? to_bytes : to_nibbles;
+        run(w, w->columns * which / count, w->columns * (which + 1) / count);
         return;
     }
     const struct quantized *p = c->product;
@@ -116,7 +116,7 @@ static void share_out(void *data) {
 /* Numbers that a thread should have at least: a region costs microseconds. */
 #define MIN_WORK 65536
 
-/* `given`: what to do, and a `struct quantized`; for BYTES, NIBBLES and UNPACK a `struct weight`, for MANY a `struct many`. */
+/* `given`: what to do, and a `struct quantized`; for BYTES and NIBBLES a `struct weight`, for MANY a `struct many`. */
 int tandem_quantized_linear(const int64_t *given, float unused) {
     struct call c = {.work = given[0], .product = (const void *)(given + 1), .weight = (const void *)(given + 1)};
     (void)unused;

@@ -25,14 +25,14 @@ from tandem.kernels.quantized_linear.weight import (
     MANY,
     PRODUCT,
     TILE,
-    Layout,
     QuantizedWeight,
-    Unpacked,
+    blocks_bytes,
 )  # fmt: skip
 from tandem.kernels.silu_mul import silu_mul
 
-FEW_ROWS = 32
-"""Up to so many rows are multiplied with 4 bits as they lie. For more, the weight is unpacked to 8 bits first."""
+FEW_ROWS = 4
+"""Up to so many rows of 8 bits are multiplied with 4 bits as they lie. For more, AVX-512 unpacks those to 8 bits, block
+by block. As in product.h."""
 _MANY_ROWS = {(8, 1): 10, (8, 2): 4, (4, 1): sys.maxsize, (4, 2): 6}
 """From so many rows on, by the bits of weights and the planes of rows, AVX2 widens weights to 16 bits and multiplies
 _TILE_ROWS by _PANEL_COLUMNS at a time; of 8 bits as MANY_ROWS in many_rows.h. 4 bits and one plane gain nothing."""
@@ -46,16 +46,13 @@ class QuantizedLinear:
 
     A call takes `[rows, inner]` in the dtype that the weight had and returns `[rows, columns]` in it, owned by the
     caller. `row_bits` are 8 or 16. A row's result is the reference's to the last bit, whatever its neighbours; without
-    the C code those of oneDNN are not, for rows of 16 bits. `unpacked` is for weights of 4 bits: their products may be
-    computed by one thread at a time.
+    the C code those of oneDNN are not, for rows of 16 bits.
     """
 
-    __slots__ = ("_bias", "_planes", "_unpacked", "weight")
+    __slots__ = ("_bias", "_planes", "weight")
 
-    def __init__(
-        self, weight: QuantizedWeight, bias: Tensor | None = None, *, unpacked: Unpacked, row_bits: int = 8
-    ) -> None:
-        self.weight, self._unpacked = weight, unpacked
+    def __init__(self, weight: QuantizedWeight, bias: Tensor | None = None, *, row_bits: int = 8) -> None:
+        self.weight = weight
         self._planes = row_bits // 8
         self._bias: Tensor | None = None
         if bias is not None:
@@ -105,72 +102,75 @@ class QuantizedLinear:
         return self.weight.bits == 8 and LIBRARY.path == AVX2_PATH
 
     @property
+    def few_rows(self) -> int:
+        """Up to so many rows a fused layer's C code multiplies with the weight as it lies."""
+        return sys.maxsize if self.weight.bits == 8 or LIBRARY.path == AVX2_PATH else FEW_ROWS // self._planes
+
+    @property
     def takes_many(self) -> bool:
-        """True if a fused layer's C code multiplies any number of rows: with the numbers as they lie."""
-        return self.weight.layout is not None and self.weight.bits == 8
+        """True if a fused layer's C code multiplies any number of rows."""
+        return self.weight.layout is not None and (self.weight.bits == 8 or LIBRARY.path != AVX2_PATH)
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.stride(1) != 1:
             x = x.contiguous()
-        layout = self._layout_for(x.shape[0])
-        if layout is None:
+        if self.weight.layout is None:
             return self._multiply_by_torch(x)
         is_many = LIBRARY.path == AVX2_PATH and x.shape[0] >= self._many_rows
-        return self._multiply_by_code(MANY if is_many else PRODUCT, x, layout, self.weight.columns)
+        return self._multiply_by_code(MANY if is_many else PRODUCT, x, self.weight.columns)
 
     def gated(self, x: Tensor) -> Tensor:
         """`silu_mul` of a call's result, to the last bit: `[rows, columns / 2]`."""
         strips, threads = self.weight.columns // (2 * COLUMNS), torch.get_num_threads()
         is_shared_out = self.has_strips and (strips % threads == 0 or strips >= _MANY_STRIPS * threads)
-        layout = self._layout_for(x.shape[0]) if is_shared_out else None
-        if layout is None:
+        if self.weight.layout is None or not is_shared_out:
             return silu_mul(self(x))
-        return self._multiply_by_code(GATED, x if x.stride(1) == 1 else x.contiguous(), layout, strips * COLUMNS)
+        return self._multiply_by_code(GATED, x if x.stride(1) == 1 else x.contiguous(), strips * COLUMNS)
 
-    def _layout_for(self, rows: int) -> Layout | None:
-        """What the C code multiplies so many rows with; None where there is none."""
-        if self.weight.layout is None or rows <= FEW_ROWS:
-            return self.weight.layout
-        return self._unpacked.fill(self.weight) or self.weight.layout
-
-    def product(self, x: int, out: int, rows: int, x_stride: int, scratch: int = 0) -> tuple[int, ...]:
-        """The fields of `struct quantized` in product.h, for rows at the address `x`, a result at `out` and
-        `scratch_bytes` of memory at `scratch`, on one thread."""
-        return self._product_with(self.weight.layout, x, out, rows, x_stride, scratch)
-
-    def _product_with(
-        self, layout: Layout | None, x: int, out: int, rows: int, x_stride: int, scratch: int
+    def product(
+        self, x: int, out: int, rows: int, x_stride: int, scratch: int = 0, *, unpacks: bool = False, blocks: int = 0
     ) -> tuple[int, ...]:
-        weight, place, bits = self.weight, (0, 0, 0), self.weight.bits
-        if layout is not None:
-            place, bits = (layout.address, layout.sums, layout.block_bytes), layout.bits
+        """The fields of `struct quantized` in product.h, for rows at the address `x`, a result at `out` and
+        `scratch_bytes` of memory at `scratch`, on one thread. `unpacks`: weights of 4 bits, in `blocks_bytes` for each
+        thread at `blocks`."""
+        weight, layout = self.weight, self.weight.layout
+        place = (0, 0, 0) if layout is None else (layout.address, layout.sums, layout.block_bytes)
         bias = 0 if self._bias is None else self._bias.data_ptr()
-        stride = _stride(weight.summed, bits)
+        stride = _stride(weight.summed, has_bytes=weight.bits == 8 or unpacks)
         scales = scratch + rows * self._planes * stride
         outliers = 0 if weight.outliers is None else weight.outliers.data_ptr()
         return (
             x, place[0], weight.scales.data_ptr(), place[1], bias, out, rows, weight.summed, weight.columns, x_stride,
-            place[2], bits, weight.dtype is torch.bfloat16, self._planes, scratch, scales, scales + 4 * rows,
-            stride, weight.inner, outliers, 1,
+            place[2], weight.bits, weight.dtype is torch.bfloat16, self._planes, scratch, scales, scales + 4 * rows,
+            stride, weight.inner, outliers, blocks, 1,
         )  # fmt: skip
 
     def scratch_bytes(self, rows: int) -> int:
         """Bytes of scratch memory that `product` needs."""
-        stride = _stride(self.weight.summed, 8)
+        stride = _stride(self.weight.summed, has_bytes=True)
         return rows * (self._planes * (stride + 4 * stride // GROUP) + 4)
 
-    def _multiply_by_code(self, work: int, x: Tensor, layout: Layout, width: int) -> Tensor:
-        rows = x.shape[0]
+    def blocks_bytes(self, threads: int) -> int:
+        """Bytes of memory in which so many threads unpack blocks of 4 bits."""
+        return threads * blocks_bytes(self.weight.inner) if self.weight.bits == 4 else 0
+
+    def _multiply_by_code(self, work: int, x: Tensor, width: int) -> Tensor:
+        rows, threads = x.shape[0], torch.get_num_threads()
         out = torch.empty((rows, width), dtype=x.dtype)
-        scratch = torch.empty(self.scratch_bytes(rows), dtype=torch.uint8)
-        fields = self._product_with(layout, x.data_ptr(), out.data_ptr(), rows, x.stride(0), scratch.data_ptr())
-        threads, room = torch.get_num_threads(), tuple[int, ...]()
+        unpacks = rows > self.few_rows
+        blocks = self.blocks_bytes(threads) if unpacks else 0
+        room = torch.empty(blocks + self.scratch_bytes(rows), dtype=torch.uint8)
+        address = room.data_ptr()
+        fields = self.product(
+            x.data_ptr(), out.data_ptr(), rows, x.stride(0), address + blocks,
+            unpacks=unpacks, blocks=address if unpacks else 0,
+        )  # fmt: skip
+        wide_room = tuple[int, ...]()
         if work == MANY:
             stride, tiles = fields[_STRIDE], -(-rows // _TILE_ROWS)
             wide = torch.empty((tiles * _TILE_ROWS + threads * _PANEL_COLUMNS) * stride, dtype=torch.int16)
-            address = wide.data_ptr()
-            room = (address, address + 2 * tiles * _TILE_ROWS * stride)
-        LIBRARY.call((work, *fields[:-1], threads, *room))
+            wide_room = (wide.data_ptr(), wide.data_ptr() + 2 * tiles * _TILE_ROWS * stride)
+        LIBRARY.call((work, *fields[:-1], threads, *wide_room))
         return out
 
     def _multiply_by_torch(self, x: Tensor) -> Tensor:
@@ -197,7 +197,7 @@ _STRIDE = 17
 """Its place among the fields of `product`."""
 
 
-def _stride(inner: int, bits: int) -> int:
+def _stride(inner: int, *, has_bytes: bool) -> int:
     """Bytes from one row of numbers to the next: whole groups, or whole tiles where 8 bits go to the matrix unit."""
-    whole = TILE if bits == 8 and LIBRARY.path == AMX_PATH else GROUP
+    whole = TILE if has_bytes and LIBRARY.path == AMX_PATH else GROUP
     return -(-inner // whole) * whole

@@ -12,7 +12,9 @@
 #define COLUMNS 64 /* of a block of the weight */
 #define GROUP_BYTES (2 * COLUMNS + COLUMNS * GROUP / 2)
 #define TILE_NUMBERS 64 /* inner numbers of a tile of the matrix unit */
-#define LEAST_TILE_ROWS 8 /* rows of `numbers`; fewer are faster one by one */
+#define LEAST_TILE_ROWS 4 /* rows of `numbers`; fewer are faster one by one */
+#define FEW_ROWS 4        /* rows of `numbers`; more gain from unpacking 4 bits */
+#define UNPACKED_BLOCKS 2
 #define OUTLIER_STEP 128
 #define MOST_OUTLIERS 32 /* OUTLIERS in reference.py */
 #define PLANE 255 /* a number of two bytes is 255 · higher + lower, both from -127 to 127 */
@@ -35,6 +37,7 @@ struct quantized {
     int64_t stride;          /* a multiple of GROUP; of 8 bits on a matrix unit of TILE_NUMBERS */
     int64_t x_inner;         /* numbers of a row of x */
     const int32_t *outliers; /* [inner - x_inner] columns of x whose numbers, over OUTLIER_STEP, follow them */
+    char *blocks; /* of 4 bits: room in which each thread unpacks blocks to 8 bits; NULL = multiplied as they lie */
     int64_t threads;
 };
 
@@ -44,14 +47,36 @@ static quantize_fn *quantize_rows;
 static quantized_columns_fn *quantized_columns;
 static quantized_columns_fn *tiled_columns; /* for rows of 8 bits enough to fill tiles; NULL without a matrix unit */
 static int64_t quantized_lanes;
+static void (*unpack_block)(const struct quantized *, int64_t block, char *out);
 
-static void multiply_columns(const struct quantized *p, int64_t first, int64_t last) {
-    if (tiled_columns && p->bits == 8 && p->rows * p->planes >= LEAST_TILE_ROWS) tiled_columns(p, first, last);
+/* True if rows meet numbers of 8 bits. */
+static inline int has_bytes(const struct quantized *p) { return p->bits == 8 || p->blocks; }
+
+static void multiply_bytes(const struct quantized *p, int64_t first, int64_t last) {
+    if (tiled_columns && p->rows * p->planes >= LEAST_TILE_ROWS) tiled_columns(p, first, last);
     else quantized_columns(p, first, last);
+}
+
+/* The block that has this column as one of 8 bits, in one of UNPACKED_BLOCKS places of a thread: all of its weight. */
+static struct quantized unpacked(const struct quantized *p, int64_t column, int64_t which, int64_t place) {
+    const int64_t bytes = (p->inner + GROUP - 1) / GROUP * GROUP * COLUMNS + TILE_NUMBERS * COLUMNS;
+    char *to = p->blocks + (which * UNPACKED_BLOCKS + place) * bytes;
+    unpack_block(p, column / COLUMNS, to);
+    struct quantized block = *p;
+    block.weight = to, block.block_bytes = 0, block.bits = 8;
+    return block;
 }
 
 /* The columns that one of `count` threads computes; rows are quantised already. */
 static void quantized_share(const struct quantized *p, int64_t which, int64_t count) {
     const int64_t vectors = (p->columns + quantized_lanes - 1) / quantized_lanes;
-    multiply_columns(p, vectors * which / count * quantized_lanes, vectors * (which + 1) / count * quantized_lanes);
+    const int64_t first = vectors * which / count * quantized_lanes, last = vectors * (which + 1) / count * quantized_lanes;
+    if (p->bits == 8) multiply_bytes(p, first, last);
+    else if (!p->blocks) quantized_columns(p, first, last);
+    else
+        for (int64_t column = first, next; column < last; column = next) {
+            next = (column / COLUMNS + 1) * COLUMNS < last ? (column / COLUMNS + 1) * COLUMNS : last;
+            const struct quantized block = unpacked(p, column, which, 0);
+            multiply_bytes(&block, column, next);
+        }
 }

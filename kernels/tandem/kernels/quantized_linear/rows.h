@@ -121,13 +121,13 @@ FN void NAME(quantize_row)(const struct quantized *p, int64_t row, const int is_
     const float most = p->planes == 2 ? 127.0f * PLANE + 127.0f : 127.0f;
     const float top = NAME(top)(x, p->x_inner, is_bf16), by = top >= LEAST_ROW ? most / top : 0.0f;
     p->row_scales[row] = top < LEAST_ROW ? 0.0f : top / most;
-    const int flip = p->bits == 8 ? 0x80 : 0;
+    const int flip = has_bytes(p) ? 0x80 : 0;
     NAME(put_numbers)(p, x, p->x_inner, numbers, by, flip, is_bf16);
     if (p->x_inner < p->inner) NAME(put_outliers)(p, x, numbers, by, flip, is_bf16);
     for (int64_t plane = 0; plane < p->planes; plane++) {
         uint8_t *bytes = numbers + plane * p->stride;
         memset(bytes + p->inner, 0, (size_t)(p->stride - p->inner)); /* a tile may meet other numbers than zeros there */
-        if (p->bits == 4) NAME(sum_groups)(p, (const int8_t *)bytes, row * p->planes + plane);
+        if (!flip) NAME(sum_groups)(p, (const int8_t *)bytes, row * p->planes + plane);
     }
 }
 

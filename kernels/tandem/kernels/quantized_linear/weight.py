@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
@@ -42,24 +41,24 @@ FORMATS = {
 """By the name of the format. Where rows have 16 bits, the rounding of 8-bit weights is what costs answers."""
 MOST_INNER = 1 << 16
 """Sums of so many products of 8 bits fit 32."""
-PRODUCT, GATED, MANY, BYTES, NIBBLES, UNPACK = range(6)
+PRODUCT, GATED, MANY, BYTES, NIBBLES = range(5)
 """Operations of the C code."""
 AVX2_PATH, AMX_PATH = 2, 3
 """LIBRARY.path on AVX2, and with a matrix unit."""
 TILE, COLUMNS = 64, 64
 """Inner numbers of a tile of the matrix unit; columns of a block, and of the part that the C code gates at a time."""
+_UNPACKED_BLOCKS = 2
 _GROUP_BYTES = 2 * COLUMNS + COLUMNS * GROUP // 2
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Packed numbers of so many `bits` at `address`; COLUMNS in `block_bytes`; `sums` where minus the columns' sums
-    are, 0 for 4 bits."""
+    """Packed numbers of so many `bits` at `address`, COLUMNS in `block_bytes`; minus the columns' sums at `sums`."""
 
     address: int
     block_bytes: int
     bits: int
-    sums: int = 0
+    sums: int
 
 
 class QuantizedWeight:
@@ -112,7 +111,7 @@ class QuantizedWeight:
         self._kept = torch.zeros((_padded(self.columns) // COLUMNS, block_bytes), dtype=torch.uint8)
         self.sums = torch.zeros(_padded(self.columns), dtype=torch.int32)
         self._quantize(NIBBLES, weight, self._kept, block_bytes, importance)
-        self.layout = Layout(self._kept.data_ptr(), block_bytes, 4)
+        self.layout = Layout(self._kept.data_ptr(), block_bytes, 4, self.sums.data_ptr())
 
     def _make_bytes(self, weight: Tensor, importance: Tensor | None, *, has_code: bool) -> None:
         if has_code:
@@ -125,11 +124,10 @@ class QuantizedWeight:
             scales = self.scales[: self.columns]
             numbers = torch.cat((numbers, outlier_numbers_reference(weight, numbers, scales, self.outliers)), 1)
         if has_code:
-            self._kept, self.layout = _room_for_bytes(self.columns, self.summed)
-            _pack_by_fours(numbers, self._kept)
+            self._kept, block_bytes = _packed_by_fours(numbers)
             self.sums = torch.zeros(_padded(self.columns), dtype=torch.int32)
             self.sums[: self.columns] = numbers.sum(1, dtype=torch.int32).neg_()
-            self.layout = replace(self.layout, sums=self.sums.data_ptr())
+            self.layout = Layout(self._kept.data_ptr(), block_bytes, 8, self.sums.data_ptr())
         elif has_onednn():
             self.packed = torch.ops.onednn.qlinear_prepack(numbers, None)
         else:
@@ -143,33 +141,8 @@ class QuantizedWeight:
         LIBRARY.call((
             work, weight.data_ptr(), numbers.data_ptr(), self.scales.data_ptr(), sums,
             0 if by is None else by.data_ptr(), self.columns, self.inner, weight.dtype is torch.bfloat16, block_bytes,
-            0, torch.get_num_threads(),
+            torch.get_num_threads(),
         ))  # fmt: skip
-
-
-class Unpacked:
-    """Memory for one weight of 4 bits a shape, as 8 bits, shared by all of that shape.
-
-    Made when it is first asked for. One thread at a time may use it.
-    """
-
-    def __init__(self) -> None:
-        self._places: dict[tuple[int, int], tuple[Tensor, Layout]] = {}
-
-    def fill(self, weight: QuantizedWeight) -> Layout | None:
-        """Where this weight's numbers lie as 8 bits, until the next call; None where 4 bits are multiplied as they are:
-        by AVX2, which widens them itself."""
-        if weight.bits != 4 or weight.layout is None or weight.sums is None or not _unpacks():
-            return None
-        shape = weight.columns, weight.inner
-        if shape not in self._places:
-            self._places[shape] = _room_for_bytes(*shape)
-        layout = replace(self._places[shape][1], sums=weight.sums.data_ptr())
-        LIBRARY.call((
-            UNPACK, weight.layout.address, layout.address, 0, 0, 0, weight.columns, weight.inner, 0,
-            weight.layout.block_bytes, layout.block_bytes, torch.get_num_threads(),
-        ))  # fmt: skip
-        return layout
 
 
 def _largest(importance: Tensor | None, count: int) -> Tensor:
@@ -181,16 +154,16 @@ def _largest(importance: Tensor | None, count: int) -> Tensor:
 
 
 def packed_bytes(columns: int, inner: int, bits: int) -> int:
-    """Memory of a quantised weight, a few bytes a column and padding included, without `Unpacked`."""
+    """Memory of a quantised weight, a few bytes a column and padding included."""
     padded = _padded(columns)
     if bits == 4:
         return padded // COLUMNS * -(-inner // GROUP) * _GROUP_BYTES + 8 * padded
     return padded * -(-inner // 4) * 4 + 8 * padded
 
 
-def unpacked_bytes(shapes: Iterable[tuple[int, int]], bits: int) -> int:
-    """Memory of an `Unpacked` for weights of these shapes."""
-    return sum(packed_bytes(*shape, 8) for shape in set(shapes)) if bits == 4 and _unpacks() else 0
+def blocks_bytes(inner: int) -> int:
+    """Memory in which a thread unpacks blocks of 4 bits to 8."""
+    return _UNPACKED_BLOCKS * (COLUMNS * -(-inner // GROUP) * GROUP + TILE * COLUMNS)
 
 
 @cache
@@ -200,27 +173,16 @@ def has_onednn() -> bool:
     return is_there and cpu_level() >= CpuLevel.AVX512VNNI
 
 
-def _unpacks() -> bool:
-    """True if many rows are multiplied with 4 bits that are unpacked to 8 first."""
-    return cpu_level() >= CpuLevel.AVX512VNNI
-
-
-def _room_for_bytes(columns: int, inner: int) -> tuple[Tensor, Layout]:
-    """Memory for packed numbers of 8 bits, zeros, and as what the C code knows it, without sums.
+def _packed_by_fours(numbers: Tensor) -> tuple[Tensor, int]:
+    """int8 `[columns, inner]` as `[blocks, inner / 4, 64, 4]`, filled up with zeros, and the bytes of a block.
 
     A tile more lies behind the last one: the matrix unit may read there, and multiplies it with zeros.
     """
-    block_bytes = COLUMNS * 4 * -(-inner // 4)
-    room = torch.zeros(_padded(columns) // COLUMNS * block_bytes + TILE * COLUMNS, dtype=torch.int8)
-    return room, Layout(room.data_ptr(), block_bytes, 8)
-
-
-def _pack_by_fours(numbers: Tensor, room: Tensor) -> None:
-    """int8 `[columns, inner]` as `[blocks, inner / 4, 64, 4]` into `room`, filled up with zeros."""
     columns, inner = numbers.shape
     fours, whole = -(-inner // 4), torch.nn.functional.pad(numbers, (0, -inner % 4, 0, _padded(columns) - columns))
-    packed = room[: whole.numel()].view(-1, fours, COLUMNS, 4)
-    packed.copy_(whole.view(-1, COLUMNS, fours, 4).transpose(1, 2))
+    room = torch.zeros(whole.numel() + TILE * COLUMNS, dtype=torch.int8)
+    room[: whole.numel()].view(-1, fours, COLUMNS, 4).copy_(whole.view(-1, COLUMNS, fours, 4).transpose(1, 2))
+    return room, 4 * fours * COLUMNS
 
 
 def _padded(columns: int) -> int:

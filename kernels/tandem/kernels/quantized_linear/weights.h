@@ -1,4 +1,4 @@
-/* Quantises columns of a weight, and unpacks numbers of 4 bits to 8; compiled once a set of vector instructions. */
+/* Quantises columns of a weight; compiled once a set of vector instructions. */
 
 /* Rows are `columns` of the product: [columns][inner] in float32 or bfloat16. */
 FN float NAME(size_of)(const struct weight *w, int64_t column) {
@@ -120,32 +120,5 @@ ENTRY void NAME(to_nibbles)(const struct weight *w, int64_t first, int64_t last)
         w->sums[column] = -(int32_t)total;
         /* Least squares: the scale that fits the chosen numbers best. */
         w->scales[column] = own > 0 ? (float)(top / (double)TOP_NUMBER * (met / own)) : 0.0f;
-    }
-}
-
-/* Blocks [first, last) of nibbles as bytes: [inner / 4][64][4] in a block. */
-ENTRY void NAME(unpack)(const struct weight *w, int64_t first, int64_t last) {
-    for (int64_t block = first; block < last; block++) {
-        const char *group = w->weight + block * w->block_bytes;
-        char *out = w->numbers + block * w->out_block_bytes;
-        for (int64_t i = 0; i < w->inner; i += GROUP, group += GROUP_BYTES) {
-            int16_t scales[4 * COLUMNS], offsets[4 * COLUMNS];
-            for (int c = 0; c < 4 * COLUMNS; c++) {
-                scales[c] = ((const int8_t *)group)[c / 4 * 2];
-                offsets[c] = (int16_t)(((const int8_t *)group)[c / 4 * 2 + 1] - 8 * scales[c]);
-            }
-            for (int j = 0; j < GROUP / 8; j++, out += 8 * COLUMNS) {
-                const uint8_t *both = (const uint8_t *)group + 2 * COLUMNS + j * 4 * COLUMNS;
-                if (i + 8 * j >= w->inner) break;
-                for (int c = 0; c < 4 * COLUMNS; c++) out[c] = (char)((int16_t)(both[c] & 15) * scales[c] + offsets[c]);
-                if (i + 8 * j + 4 >= w->inner) break;
-                for (int c = 0; c < 4 * COLUMNS; c++)
-                    out[4 * COLUMNS + c] = (char)((int16_t)(both[c] >> 4) * scales[c] + offsets[c]);
-            }
-        }
-        /* Behind the last number of a four are zeros: rows have 128 there. */
-        char *last = w->numbers + block * w->out_block_bytes + w->inner / 4 * 4 * COLUMNS;
-        for (int64_t k = w->inner % 4; k && k < 4; k++)
-            for (int c = 0; c < COLUMNS; c++) last[4 * c + k] = 0;
     }
 }
