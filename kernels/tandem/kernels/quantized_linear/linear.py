@@ -96,6 +96,9 @@ class QuantizedLinear:
     def _many_rows(self) -> int:
         return _MANY_ROWS[self.weight.bits, self._planes]
 
+    def _widens(self, rows: int) -> bool:
+        return LIBRARY.path == AVX2_PATH and rows >= self._many_rows
+
     @property
     def _may_widen(self) -> bool:
         """In a fused layer."""
@@ -108,22 +111,21 @@ class QuantizedLinear:
 
     @property
     def takes_many(self) -> bool:
-        """True if a fused layer's C code multiplies any number of rows."""
-        return self.weight.layout is not None and (self.weight.bits == 8 or LIBRARY.path != AVX2_PATH)
+        """True if a fused layer's C code multiplies any number of rows; AVX2 widens many of them for each product."""
+        return self.weight.layout is not None and LIBRARY.path != AVX2_PATH
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.stride(1) != 1:
             x = x.contiguous()
         if self.weight.layout is None:
             return self._multiply_by_torch(x)
-        is_many = LIBRARY.path == AVX2_PATH and x.shape[0] >= self._many_rows
-        return self._multiply_by_code(MANY if is_many else PRODUCT, x, self.weight.columns)
+        return self._multiply_by_code(MANY if self._widens(x.shape[0]) else PRODUCT, x, self.weight.columns)
 
     def gated(self, x: Tensor) -> Tensor:
         """`silu_mul` of a call's result, to the last bit: `[rows, columns / 2]`."""
         strips, threads = self.weight.columns // (2 * COLUMNS), torch.get_num_threads()
         is_shared_out = self.has_strips and (strips % threads == 0 or strips >= _MANY_STRIPS * threads)
-        if self.weight.layout is None or not is_shared_out:
+        if self.weight.layout is None or not is_shared_out or self._widens(x.shape[0]):
             return silu_mul(self(x))
         return self._multiply_by_code(GATED, x if x.stride(1) == 1 else x.contiguous(), strips * COLUMNS)
 
