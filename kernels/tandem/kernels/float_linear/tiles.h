@@ -50,6 +50,10 @@ FN void NAME(tile)(const struct product *p, int64_t row, int64_t panel, int64_t 
         const int64_t until = count - i < every ? count : i + every;
         __builtin_prefetch(ahead, 0, 2);
         for (; i < until; i++, weight += PANEL, x += STEP) {
+            if (STEP == 1 && fetched_ahead) {
+                __builtin_prefetch((const char *)weight + fetched_ahead);
+                if (VECTORS == 2 && LANES == PANEL) __builtin_prefetch((const char *)(weight + second) + fetched_ahead);
+            }
             const VEC left = NAME(load_f32)(weight), right = VECTORS == 2 ? NAME(load_f32)(weight + second) : left;
 #pragma GCC unroll 12
             for (int r = 0; r < ROWS; r++) {

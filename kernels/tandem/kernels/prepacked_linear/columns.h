@@ -13,10 +13,11 @@ FN void NAME(put)(const struct product *p, int64_t row, int64_t column, __m512 s
     _mm256_storeu_si256((void *)(p->out + row * p->columns + column), _mm512_cvtepi32_epi16(rounded));
 }
 
-/* `ahead`: weights that come later, of which it fetches so many bytes for each inner pair. */
+/* `ahead`: weights that come later, of which it fetches `step` bytes for each inner pair; of none it fetches its own. */
 FN void NAME(tile)(const struct product *p, int64_t row, int64_t column, const char *ahead, int64_t step, const int ROWS,
                    const int VECTORS) {
     const char *fetched = ahead;
+    const int64_t own = step || !fetched_ahead ? 0 : 4 * p->block;
     const uint16_t *weight = p->weight + column / p->block * p->block_numbers + column % p->block * 2;
     const uint16_t *x = p->x + row * p->x_stride;
     const int64_t pairs = p->inner / 2;
@@ -25,6 +26,8 @@ FN void NAME(tile)(const struct product *p, int64_t row, int64_t column, const c
         for (int v = 0; v < VECTORS; v++) sum[r][v] = _mm512_setzero_ps();
     for (int64_t i = 0; i < pairs; i++, weight += 2 * p->block) {
         for (ahead += step; fetched < ahead; fetched += 64) __builtin_prefetch(fetched, 0, 2);
+        for (const char *next = (const char *)weight + fetched_ahead, *end = next + own; next < end; next += 64)
+            __builtin_prefetch(next);
         __m512i here[4];
         for (int v = 0; v < VECTORS; v++) here[v] = _mm512_loadu_si512(weight + 32 * v);
         for (int r = 0; r < ROWS; r++) {

@@ -29,11 +29,14 @@ FN void NAME(put)(const struct product *p, int64_t row, int64_t column, VEC sum)
 
 FN void NAME(tile)(const struct product *p, int64_t row, int64_t column, const int ROWS, const int VECTORS) {
     const uint16_t *weight = NAME(panel)(p, column), *x = p->x + row * p->x_stride;
+    const int64_t whole = fetched_ahead && row == 0 && column % p->block == 0 ? 4 * p->block : 0;
     VEC sum[4][4];
     for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < VECTORS; v++) sum[r][v] = NAME(zero)();
     for (int64_t i = 0; i < p->inner; i += 2, weight += 2 * p->block) {
         VEC even[4], odd[4];
+        for (const char *next = (const char *)weight + fetched_ahead, *end = next + whole; next < end; next += 64)
+            __builtin_prefetch(next);
         for (int v = 0; v < VECTORS; v++) {
             const __m256i here = NAME(pairs)(weight + 16 * v);
             even[v] = NAME(even)(here), odd[v] = NAME(odd)(here);

@@ -128,7 +128,7 @@ QFN void Q(tile_of_bytes)(const struct quantized *p, int64_t row, int64_t column
     IVEC sum[MOST_ROWS][MOST_VECTORS];
     for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < VECTORS; v++) sum[r][v] = Q(start)(p->sums + column + v * LANES);
-    const int is_first = (ISA == 256 || tiled_columns) && column % COLUMNS == 0;
+    const int is_first = (ISA == 256 || fetched_ahead) && column % COLUMNS == 0;
     for (int64_t i = 0; i < p->inner; i += 4, weight += 4 * COLUMNS) {
         IVEC here[MOST_VECTORS];
         if (is_first) NAME(prefetch)(weight, 4 * COLUMNS);
@@ -144,7 +144,7 @@ QFN void Q(tile_of_bytes)(const struct quantized *p, int64_t row, int64_t column
 QFN void Q(tile_of_nibbles)(const struct quantized *p, int64_t row, int64_t column, const int ROWS, const int VECTORS) {
     const char *group = p->weight + column / COLUMNS * p->block_bytes;
     const int64_t at = column % COLUMNS, skip = 2 * COLUMNS + 4 * at, groups = p->stride / GROUP;
-    const int is_first = (ISA == 256 || tiled_columns) && at == 0;
+    const int is_first = (ISA == 256 || fetched_ahead) && at == 0;
     const uint8_t *x = p->numbers + row * p->stride;
     const int32_t *sums = p->group_sums + row * groups;
     IVEC sum[MOST_ROWS][MOST_VECTORS];
