@@ -74,15 +74,11 @@ def test_joined_layers_are_the_layers(randn, bits, length, threads) -> None:
 def test_joined_layers_of_several_rows_are_the_layers(randn, bits, lengths, threads) -> None:
     torch.set_num_threads(threads)
     rows = rows_of(randn, bits)
-    if rows[0].most_rows < len(lengths):
-        pytest.skip("with a matrix unit several rows go another way")
     check_joined(randn, rows, several(lengths))
 
 
 def test_rows_after_more_rows_and_after_one_find_nothing_of_theirs(randn) -> None:
     rows = rows_of(randn)
-    if rows[0].most_rows < 5:
-        pytest.skip("with a matrix unit several rows go another way")
     theirs = pool(randn)
     layers = joined(rows, theirs.clone())
     for lengths in ([5, 50, 20, 33, 9], [70], [12, 3], [8]):

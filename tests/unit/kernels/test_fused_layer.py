@@ -27,8 +27,6 @@ def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
 def test_rows_are_what_their_parts_make_of_them(randn, bits, row_bits, has_bias, threads, count) -> None:
     layer = parts(randn, has_bias=has_bias, bits=bits, row_bits=row_bits)
     row = fused(layer)
-    if row.most_rows < count:
-        pytest.skip("with a matrix unit several rows go another way")
     torch.set_num_threads(threads)
     for _ in range(3):
         x, mixed = randn(count, WIDTH, dtype=torch.bfloat16), randn(count, HEADS, HEAD_DIM, dtype=torch.bfloat16)
@@ -96,7 +94,7 @@ def test_only_some_layers_take_many_rows(randn) -> None:
 def test_wide_rows_are_fewer_for_the_stack(randn, monkeypatch) -> None:
     monkeypatch.setattr(rows, "_MOST_TOGETHER", 3 * max(WIDTH, INNER) + 1)
     row = fused(parts(randn, has_bias=False))
-    assert row.most_rows == (1 if cpu_level() is CpuLevel.AMX else 3)
+    assert row.most_rows == 3
 
 
 @pytest.mark.parametrize("row_bits", [8, 16])

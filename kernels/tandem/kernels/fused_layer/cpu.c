@@ -9,7 +9,7 @@
    between all parts. Any number of rows is multiplied with weights of 8 bits so. Checks nothing: the caller has. */
 
 #include "../instructions.h"
-#include "../prepacked_linear/product.h"
+#include "../prepacked_linear/amx.h"
 #include "../paged_decode/decode.h"
 #include "../paged_decode/work_split.h"
 #include "../quantized_linear/product.h"
@@ -59,12 +59,14 @@ int tandem_choose_path(const char *name) {
 #if defined(__x86_64__)
     if (chosen == AVX2) {
         quantize_rows = quantize_rows_avx2, quantized_columns = quantized_columns_signs, quantized_lanes = 8;
-        tiled_columns = NULL;
+        quantized_tiles = NULL, tiled_columns = NULL;
         attend = attend_avx2, finish = finish_avx2, gate_rows = gate_rows_avx2;
         norm_rows = norm_rows_avx2, turn_rows = turn_rows_avx2, add_two = add_two_avx2, add_row = add_row_avx2;
     } else {
         quantize_rows = quantize_rows_avx512, quantized_columns = quantized_columns_vnni, quantized_lanes = 16;
-        tiled_columns = chosen && !*name && may_use_amx() ? quantized_columns_amx : NULL, unpack_block = unpack_block_avx512;
+        const int is_tiled = chosen && !*name && may_use_amx();
+        quantized_tiles = is_tiled ? quantized_columns_amx : NULL, tiled_columns = is_tiled ? columns_amx : NULL;
+        unpack_block = unpack_block_avx512;
         attend = attend_avx512, finish = finish_avx512, gate_rows = gate_rows_avx512;
         norm_rows = norm_rows_avx512, turn_rows = turn_rows_avx512, add_two = add_two_avx512, add_row = add_row_avx512;
     }

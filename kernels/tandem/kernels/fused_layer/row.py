@@ -13,15 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tandem.core.cpu_level import CpuLevel, cpu_level
 from tandem.kernels.cpu_library import LANES, library_of
 from tandem.kernels.prepacked_linear import PrepackedLinear
 from tandem.kernels.quantized_linear import QuantizedLinear
 
 LIBRARY = library_of("fused_layer")
 MOST_ROWS = 32
-"""Most rows of a call without a matrix unit; with one only single rows come here, and it takes the others. Weights of
-8 bits take any number without one."""
+"""Most rows of a call. Quantised weights take any number, except on AVX2."""
 _MOST_NUMBERS = 1 << 16
 """Most numbers of a row, because threads keep copies on their stacks."""
 _MOST_TOGETHER = 1 << 20
@@ -82,7 +80,7 @@ class DenseRow:
         together = min([_MOST_TOGETHER // widest, *(one.rows_within(_MOST_TOGETHER) for one in products)])
         many = min(MOST_ROWS, max(1, together))
         is_quantised = len(products) == 4
-        self.stack_rows = many if is_quantised or cpu_level() is not CpuLevel.AMX else 1
+        self.stack_rows = many
         self.few_rows = min([self.stack_rows, *(one.few_rows for one in products)])
         takes_all = is_quantised and all(one.takes_many for one in products) and products[2].has_strips
         self.most_rows = sys.maxsize if takes_all else self.few_rows

@@ -14,16 +14,14 @@
 #include "amx.h"
 #include "product.h"
 
-static int uses_amx;
-
 /* For tests and at the start: the instructions by name, "" = the best; 0 if this CPU has not got them. The answer is 1 for
    AVX-512, 2 with AMX, 3 for AVX2. */
 int tandem_choose_path(const char *name) {
     const int is_amx = !strcmp(name, "amx");
-    uses_amx = (is_amx || !*name) && may_use_amx();
-    if (is_amx && !uses_amx) return 0;
+    tiled_columns = (is_amx || !*name) && may_use_amx() ? columns_amx : NULL;
+    if (is_amx && !tiled_columns) return 0;
     const int chosen = choose_product(is_amx ? "" : name);
-    return chosen == AVX2 ? 3 : chosen ? 1 + uses_amx : 0;
+    return chosen == AVX2 ? 3 : chosen ? 1 + !!tiled_columns : 0;
 }
 
 static void share_out(void *data) {
@@ -38,9 +36,7 @@ static void share_out(void *data) {
         return;
     }
 #endif
-    if (uses_amx && p->rows > 1 && p->inner % 32 == 0)
-        columns_amx(p, vectors * which / count * 16, vectors * (which + 1) / count * 16);
-    else product_share(p, which, count);
+    product_share(p, which, count);
 }
 
 /* Products of numbers that a thread should have at least. */

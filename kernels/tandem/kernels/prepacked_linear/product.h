@@ -20,6 +20,7 @@ struct product {
 
 typedef void columns_fn(const struct product *, int64_t first, int64_t last);
 static columns_fn *columns;
+static columns_fn *tiled_columns; /* for more rows than one; NULL without a matrix unit */
 
 #if defined(__x86_64__)
 
@@ -64,7 +65,8 @@ FN __m512 NAME(add_pairs)(__m512 sum, __m512i weight, int32_t pair) {
 /* The columns that one of `count` threads computes. */
 static void product_share(const struct product *p, int64_t which, int64_t count) {
     const int64_t vectors = p->columns / 16;
-    columns(p, vectors * which / count * 16, vectors * (which + 1) / count * 16);
+    columns_fn *run = tiled_columns && p->rows > 1 && p->inner % 32 == 0 ? tiled_columns : columns;
+    run(p, vectors * which / count * 16, vectors * (which + 1) / count * 16);
 }
 
 /* Chooses the instructions by name, "" = the best, and answers which they are; 0 if this CPU has not got them. */

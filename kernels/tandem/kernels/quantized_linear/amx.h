@@ -29,7 +29,7 @@ TILE_FN const char *tile_at(const struct quantized *p, int64_t column) {
 TILE_FN __m512i whole_sums(const int32_t *sums, __m512i start) { return _mm512_add_epi32(_mm512_load_si512(sums), start); }
 
 /* `rows` of p->numbers from `row` on: both planes of a number, if there are two, are in one tile. */
-TILE_FN void put_tile(const struct quantized *p, int64_t row, int64_t rows, int64_t column, tile_sums sums) {
+TILE_FN void put_sum_tile(const struct quantized *p, int64_t row, int64_t rows, int64_t column, tile_sums sums) {
     const __m512i start = start_vnni(p->sums + column);
     if (p->planes == 1)
         for (int64_t r = 0; r < rows; r++) put_sums_vnni(p, row + r, column, as_floats_vnni(whole_sums(sums[r], start)));
@@ -41,7 +41,7 @@ TILE_FN void put_tile(const struct quantized *p, int64_t row, int64_t rows, int6
 }
 
 /* 16 rows and `lower` more of 32 columns, or of 16 where the second tile is not `wanted`. */
-TILE_FN void upper_and_lower(const struct quantized *p, int64_t row, int64_t lower, int64_t column, int is_wanted) {
+TILE_FN void quantized_upper_and_lower(const struct quantized *p, int64_t row, int64_t lower, int64_t column, int is_wanted) {
     const char *left = tile_at(p, column), *right = is_wanted ? tile_at(p, column + 16) : left;
     const uint8_t *upper_row = p->numbers + row * p->stride, *lower_row = upper_row + 16 * p->stride;
     const int64_t step = TILE_NUMBERS * COLUMNS, bytes = 4 * COLUMNS;
@@ -62,15 +62,15 @@ TILE_FN void upper_and_lower(const struct quantized *p, int64_t row, int64_t low
     tile_sums sums[4] __attribute__((aligned(64)));
     _tile_stored(0, sums[0], 64);
     _tile_stored(2, sums[2], 64);
-    put_tile(p, row, 16, column, sums[0]), put_tile(p, row + 16, lower, column, sums[2]);
+    put_sum_tile(p, row, 16, column, sums[0]), put_sum_tile(p, row + 16, lower, column, sums[2]);
     if (!is_wanted) return;
     _tile_stored(1, sums[1], 64);
     _tile_stored(3, sums[3], 64);
-    put_tile(p, row, 16, column + 16, sums[1]), put_tile(p, row + 16, lower, column + 16, sums[3]);
+    put_sum_tile(p, row, 16, column + 16, sums[1]), put_sum_tile(p, row + 16, lower, column + 16, sums[3]);
 }
 
 /* Up to 16 rows of 64 columns: a block of the weight has so many. */
-TILE_FN void four_wide(const struct quantized *p, int64_t row, int64_t rows, int64_t column) {
+TILE_FN void quantized_four_wide(const struct quantized *p, int64_t row, int64_t rows, int64_t column) {
     const char *weight[4];
     for (int v = 0; v < 4; v++) weight[v] = tile_at(p, column + 16 * v);
     const uint8_t *x = p->numbers + row * p->stride;
@@ -95,10 +95,10 @@ TILE_FN void four_wide(const struct quantized *p, int64_t row, int64_t rows, int
     _tile_stored(1, sums[1], 64);
     _tile_stored(2, sums[2], 64);
     _tile_stored(3, sums[3], 64);
-    for (int v = 0; v < 4; v++) put_tile(p, row, rows, column + 16 * v, sums[v]);
+    for (int v = 0; v < 4; v++) put_sum_tile(p, row, rows, column + 16 * v, sums[v]);
 }
 
-TILE_FN void one_wide(const struct quantized *p, int64_t row, int64_t rows, int64_t column) {
+TILE_FN void quantized_one_wide(const struct quantized *p, int64_t row, int64_t rows, int64_t column) {
     const char *weight = tile_at(p, column);
     const uint8_t *x = p->numbers + row * p->stride;
     _tile_zero(0);
@@ -109,7 +109,7 @@ TILE_FN void one_wide(const struct quantized *p, int64_t row, int64_t rows, int6
     }
     tile_sums sums __attribute__((aligned(64)));
     _tile_stored(0, sums, 64);
-    put_tile(p, row, rows, column, sums);
+    put_sum_tile(p, row, rows, column, sums);
 }
 
 /* Bytes of rows that stay in the cache of a core while all columns go by. */
@@ -122,16 +122,16 @@ TILE_ENTRY void quantized_columns_amx(const struct quantized *p, int64_t first, 
     for (int64_t low = 0; low < many; low += step)
         for (int64_t column = first; column < last; column += 32)
             for (int64_t row = low; row < low + step && row < many; row += 32)
-                upper_and_lower(p, row, 16, column, column + 16 < last);
+                quantized_upper_and_lower(p, row, 16, column, column + 16 < last);
     if (rest > 16) {
         set_tiles_of(16, rest - 16);
         for (int64_t column = first; column < last; column += 32)
-            upper_and_lower(p, many, rest - 16, column, column + 16 < last);
+            quantized_upper_and_lower(p, many, rest - 16, column, column + 16 < last);
     } else if (rest) {
         set_tiles_of(rest, rest);
         int64_t column = first;
-        for (; column + 64 <= last; column += 64) four_wide(p, many, rest, column);
-        for (; column < last; column += 16) one_wide(p, many, rest, column);
+        for (; column + 64 <= last; column += 64) quantized_four_wide(p, many, rest, column);
+        for (; column < last; column += 16) quantized_one_wide(p, many, rest, column);
     }
     _tile_release();
 }

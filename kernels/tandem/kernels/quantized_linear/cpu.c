@@ -62,7 +62,7 @@ struct call { int64_t work; const struct quantized *product; const struct weight
 /* For tests and at the start: the instructions by name, "" = the best; their path, NO_PATH if this CPU has not got them.
    Without VNNI, AVX-512 gains nothing here. */
 int tandem_choose_path(const char *name) {
-    quantized_columns = tiled_columns = NULL;
+    quantized_columns = quantized_tiles = NULL;
 #if defined(__x86_64__)
     const int has = choose_instructions("", AVX512);
     const int has_vnni = has == AVX512 && may_use(LEVEL_AVX512VNNI) && __builtin_cpu_supports("avx512vnni");
@@ -71,7 +71,7 @@ int tandem_choose_path(const char *name) {
         quantize_rows = quantize_rows_avx512, quantized_columns = quantized_columns_vnni, quantized_lanes = 16;
         to_bytes = to_bytes_avx512, to_nibbles = to_nibbles_avx512, unpack_block = unpack_block_avx512;
         gate_rows = gate_rows_avx512;
-        tiled_columns = is_tiled ? quantized_columns_amx : NULL;
+        quantized_tiles = is_tiled ? quantized_columns_amx : NULL;
         return is_tiled ? AMX_PATH : VNNI_PATH;
     }
     if (has && (!*name || !strcmp(name, "avx2"))) {

@@ -45,7 +45,7 @@ typedef void quantize_fn(const struct quantized *, int64_t first, int64_t last);
 typedef void quantized_columns_fn(const struct quantized *, int64_t first, int64_t last);
 static quantize_fn *quantize_rows;
 static quantized_columns_fn *quantized_columns;
-static quantized_columns_fn *tiled_columns; /* for rows of 8 bits enough to fill tiles; NULL without a matrix unit */
+static quantized_columns_fn *quantized_tiles; /* for rows of 8 bits enough to fill tiles; NULL without a matrix unit */
 static int64_t quantized_lanes;
 static void (*unpack_block)(const struct quantized *, int64_t block, char *out);
 
@@ -53,7 +53,7 @@ static void (*unpack_block)(const struct quantized *, int64_t block, char *out);
 static inline int has_bytes(const struct quantized *p) { return p->bits == 8 || p->blocks; }
 
 static void multiply_bytes(const struct quantized *p, int64_t first, int64_t last) {
-    if (tiled_columns && p->rows * p->planes >= LEAST_TILE_ROWS) tiled_columns(p, first, last);
+    if (quantized_tiles && p->rows * p->planes >= LEAST_TILE_ROWS) quantized_tiles(p, first, last);
     else quantized_columns(p, first, last);
 }
 
