@@ -13,13 +13,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tandem.core.cpu_level import CpuLevel, cpu_level
 from tandem.kernels.cpu_library import LANES, library_of
 from tandem.kernels.prepacked_linear import PrepackedLinear
 from tandem.kernels.quantized_linear import QuantizedLinear
 
 LIBRARY = library_of("fused_layer")
-MOST_ROWS = 32
-"""Most rows of a call. Quantised weights take any number, except on AVX2."""
+MOST_ROWS, MOST_ROWS_VNNI, MOST_ROWS_AMX = 32, 64, 128
+"""Most rows of a call; the second with quantised weights and VNNI, the third with a matrix unit. Quantised weights take
+more, except on AVX2: threads share the quantising then."""
 _MOST_NUMBERS = 1 << 16
 """Most numbers of a row, because threads keep copies on their stacks."""
 _MOST_TOGETHER = 1 << 20
@@ -78,9 +80,8 @@ class DenseRow:
         widest = max(product.inner for product in (qkv, o, gate_up, down))
         products = [one for one in (qkv, o, gate_up, down) if isinstance(one, QuantizedLinear)]
         together = min([_MOST_TOGETHER // widest, *(one.rows_within(_MOST_TOGETHER) for one in products)])
-        many = min(MOST_ROWS, max(1, together))
         is_quantised = len(products) == 4
-        self.stack_rows = many
+        self.stack_rows = min(_most_rows(is_quantised=is_quantised), max(1, together))
         self.few_rows = min([self.stack_rows, *(one.few_rows for one in products)])
         takes_all = is_quantised and all(one.takes_many for one in products) and products[2].has_strips
         self.most_rows = sys.maxsize if takes_all else self.few_rows
@@ -168,6 +169,12 @@ def _use(room: Tensor, numbers: int, given: array[int], product: int) -> None:
     and the others of the call take them from there."""
     address = room.data_ptr()
     given[product + _BLOCKS], given[product + _NUMBERS] = address, address + room.numel() - numbers
+
+
+def _most_rows(*, is_quantised: bool) -> int:
+    if cpu_level() is CpuLevel.AMX:
+        return MOST_ROWS_AMX
+    return MOST_ROWS_VNNI if is_quantised and cpu_level() >= CpuLevel.AVX512VNNI else MOST_ROWS
 
 
 def _check_rows(rows: int, most: int) -> None:
