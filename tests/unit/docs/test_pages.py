@@ -186,8 +186,8 @@ def test_the_first_screen_has_the_picture_two_commands_with_their_output_and_wha
         "$ curl",
         '{"id":',
         "The capital of France is Paris.",
-        "| time to first token, p50 |",
-        "`make bench NAME=serve`",
+        "| 1 client: time to first token, p50 |",
+        "`make bench NAME=peers`",
     ]
     assert sorted(marks, key=screen.index) == marks
     assert "make test" in _blocks("bash")[0]
