@@ -179,7 +179,8 @@ def _packed_by_fours(numbers: Tensor) -> tuple[Tensor, int]:
     A tile more lies behind the last one: the matrix unit may read there, and multiplies it with zeros.
     """
     columns, inner = numbers.shape
-    fours, whole = -(-inner // 4), torch.nn.functional.pad(numbers, (0, -inner % 4, 0, _padded(columns) - columns))
+    fours, rest = -(-inner // 4), (0, -inner % 4, 0, _padded(columns) - columns)
+    whole = torch.nn.functional.pad(numbers, rest) if any(rest) else numbers  # a copy of the largest matrix less
     room = torch.zeros(whole.numel() + TILE * COLUMNS, dtype=torch.int8)
     room[: whole.numel()].view(-1, fours, COLUMNS, 4).copy_(whole.view(-1, COLUMNS, fours, 4).transpose(1, 2))
     return room, 4 * fours * COLUMNS
