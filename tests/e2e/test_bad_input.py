@@ -56,6 +56,8 @@ FIELDS: list[tuple[str, str, dict[str, Any], str]] = [
         message(None, "assistant", tool_calls=[{"id": "a"}]),
         "messages[1].tool_calls[0].function",
     ),
+    ("a part with a number as text", CHAT, message([{"type": "text", "text": 5}]), "messages[1].content[0].text"),
+    ("an unknown field of a part", CHAT, message([{"type": "text", "text": "x", "z": 1}]), "messages[1].content[0].z"),
     ("an unknown field of a message", CHAT, message("x", cache_control=1), "messages[1].cache_control"),
     ("prompt too long", CHAT, message("word " * 9000), "messages"),
     ("prompt too long", TEXT, text(prompt="word " * 9000), "prompt"),

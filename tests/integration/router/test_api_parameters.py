@@ -156,6 +156,20 @@ def test_text_parts_are_one_text(shared: RouterHarness) -> None:
     assert prompt_of(shared) == whole
 
 
+def test_breakpoints_of_a_cache_do_not_change_the_prompt(shared: RouterHarness) -> None:
+    """Clients of several APIs mark parts for Anthropic's cache."""
+    part = {"type": "text", "text": "one"}
+    for mark in ({"type": "ephemeral"}, {"type": "ephemeral", "ttl": "1h"}, None):
+        marked = [{**part, "cache_control": mark}]
+        assert chat(shared, messages=[{"role": "user", "content": marked}]).status_code == 200
+        found = prompt_of(shared)
+        assert chat(shared, messages=[{"role": "user", "content": [part]}]).status_code == 200
+        assert prompt_of(shared) == found
+    wrong = [{**part, "cache_control": "ephemeral"}]
+    error = error_of(chat(shared, messages=[{"role": "user", "content": wrong}]))
+    assert error["param"] == "messages[0].content[0].cache_control"
+
+
 def test_the_operators_template_and_clients_variables(build: Build, tmp_path: Any) -> None:
     (tmp_path / "t.jinja").write_text("{{ mood | default('calm') }} {{ messages[0].content }}")
     house = build(models=(replace(TINY, chat_template=str(tmp_path / "t.jinja")),))

@@ -104,9 +104,15 @@ def error_event(error: TandemError, path: str, request: str) -> bytes:
 
 
 def from_validation(error: ValidationError, data: Any) -> InvalidRequestError:
-    """The first field that pydantic complains about, by the path that the client wrote."""
+    """The first field that pydantic complains about, by the path that the client wrote; a field of an object in a list
+    rather than the list, which may also be a text."""
     problems = error.errors(include_url=False, include_context=False, include_input=False)
-    kind, param = problems[0]["type"], _path(problems[0], data)
+    first = _path(problems[0], data)
+    inside = (
+        one for one in problems if _path(one, data).startswith(f"{first}[") and "]." in _path(one, data)[len(first) :]
+    )
+    problem = next(inside, problems[0])
+    kind, param = problem["type"], _path(problem, data)
     if kind == "extra_forbidden":
         todo = "remove it or correct its name"
         return InvalidRequestError(f"unknown parameter {quoted(param)}", todo=todo, param=param)

@@ -96,6 +96,8 @@ class StreamOptions(Strict):
 Int = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Short = Annotated[str, Field(max_length=64)]
 Name = Annotated[str, Field(max_length=512)]
+CacheControl = Annotated[dict[Short, bool | Int | Short | None], Field(max_length=8)]
+"""A breakpoint of Anthropic's cache: accepted and not read, as every prefix is cached here."""
 Ids = Annotated[list[Int], Field(max_length=MAX_IDS), FIRST_ERROR]
 Metadata = Annotated[dict[Short, Annotated[str, Field(max_length=512)]], Field(max_length=16)]
 
@@ -166,6 +168,7 @@ class SamplingFields(OutputFields):
 class TextPart(Strict):
     type: Literal["text"]
     text: str
+    cache_control: CacheControl | None = None
 
 
 class RefusalPart(Strict):

@@ -9,14 +9,12 @@ from pydantic import Discriminator, Field, Tag
 
 from tandem.core.errors import InvalidRequestError, UnsupportedParameterError
 from tandem.router.api.http.responses.items import LIST, TEXT_OR_LIST, DirectCaller, Dropped, Text
-from tandem.router.api.http.schemas import MAX_PARTS, Int, Name, Short
+from tandem.router.api.http.schemas import MAX_PARTS, CacheControl, Name
 from tandem.router.api.http.strict_models import FIRST_ERROR, Strict
 from tandem.router.error_quoting import quoted
 
 MAX_FIELDS = 1024
 """Entries of a tool's input, and of the schema of one."""
-CacheControl = Annotated[dict[Short, bool | Int | Short | None], Field(max_length=8)]
-"""A breakpoint of Anthropic's cache: accepted and not read, as every prefix is cached here."""
 Values = Annotated[dict[Name, Any], Field(max_length=MAX_FIELDS)]
 
 

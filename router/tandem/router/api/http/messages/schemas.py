@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from tandem.core.errors import UnsupportedParameterError
-from tandem.router.api.http.messages.blocks import Block, CacheControl, TextBlock, Values, check_blocks
+from tandem.router.api.http.messages.blocks import Block, TextBlock, Values, check_blocks
 from tandem.router.api.http.responses.items import LIST, TEXT_OR_LIST, Text
-from tandem.router.api.http.schemas import MAX_PARTS, Int, Name
+from tandem.router.api.http.schemas import MAX_PARTS, CacheControl, Int, Name
 from tandem.router.api.http.strict_models import FIRST_ERROR, Strict
 from tandem.router.api.http.tool_fields import MAX_DESCRIPTION
 from tandem.router.error_quoting import quoted
