@@ -6,7 +6,7 @@
        step     both and the attention between, of all layers          see step.h, also for several rows
 
    Every thread computes short parts for itself, so that none waits; of several rows each takes some, with a barrier
-   between all parts. Any number of rows is multiplied with weights of 8 bits so. Checks nothing: the caller has. */
+   between all parts. Any number of rows is multiplied with quantised weights so. Checks nothing: the caller has. */
 
 #include "../instructions.h"
 #include "../prepacked_linear/amx.h"

@@ -86,7 +86,7 @@ class DenseRow:
         takes_all = is_quantised and all(one.takes_many for one in products) and products[2].has_strips
         self.most_rows = sys.maxsize if takes_all else self.few_rows
         self._room = max(one.scratch_bytes(1) for one in products) if takes_all else 0
-        self.blocks_bytes = max(one.blocks_bytes(1) for one in products) if takes_all else 0
+        self.blocks_bytes = max((one.blocks_bytes(1) for one in products), default=0)
         self.columns, self.eps, self.turning, self.head_dim = qkv.columns, parts.eps, parts.turning, parts.head_dim
         self.width, self.inner, self.mixed_width = qkv.inner, down.inner, o.inner
         width, first, second = qkv.inner, parts.input_norm.data_ptr(), parts.mlp_norm.data_ptr()

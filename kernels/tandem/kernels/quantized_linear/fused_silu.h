@@ -28,8 +28,8 @@ static struct quantized strip_of(const struct quantized *p, int64_t column, int6
 static void strip_product(struct quantized part, int64_t row, int64_t rows, int64_t to, char *both) {
     part.rows = rows, part.out = both;
     part.numbers += row * part.planes * part.stride, part.row_scales += row;
-    if (part.bits == 4) part.group_sums += row * part.planes * (part.stride / GROUP), quantized_columns(&part, to, to + STRIP);
-    else multiply_bytes(&part, to, to + STRIP);
+    if (part.bits == 4) part.group_sums += row * part.planes * (part.stride / GROUP);
+    multiply_columns(&part, to, to + STRIP);
 }
 
 /* The strips that one of `count` threads computes; rows are quantised already, p->out is [rows][columns / 2]. */

@@ -153,8 +153,8 @@ class QuantizedLinear:
         return rows * (self._planes * (stride + 4 * stride // GROUP) + 4)
 
     def blocks_bytes(self, threads: int) -> int:
-        """Bytes of memory in which so many threads unpack blocks of 4 bits."""
-        return threads * blocks_bytes(self.weight.inner) if self.weight.bits == 4 else 0
+        """Bytes of memory in which so many threads unpack blocks of 4 bits, for more than `few_rows` rows."""
+        return 0 if self.few_rows == sys.maxsize else threads * blocks_bytes(self.weight.inner)
 
     def _multiply_by_code(self, work: int, x: Tensor, width: int) -> Tensor:
         rows, threads = x.shape[0], torch.get_num_threads()

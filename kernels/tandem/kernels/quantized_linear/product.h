@@ -52,8 +52,10 @@ static void (*unpack_block)(const struct quantized *, int64_t block, char *out);
 /* True if rows meet numbers of 8 bits. */
 static inline int has_bytes(const struct quantized *p) { return p->bits == 8 || p->blocks; }
 
-static void multiply_bytes(const struct quantized *p, int64_t first, int64_t last) {
-    if (quantized_tiles && p->rows * p->planes >= LEAST_TILE_ROWS) quantized_tiles(p, first, last);
+/* With the weight as it lies. Tiles need rows of whole tiles, filled up with zeros. */
+static void multiply_columns(const struct quantized *p, int64_t first, int64_t last) {
+    const int may_tile = quantized_tiles && p->bits == 8 && p->stride % TILE_NUMBERS == 0;
+    if (may_tile && p->rows * p->planes >= LEAST_TILE_ROWS) quantized_tiles(p, first, last);
     else quantized_columns(p, first, last);
 }
 
@@ -71,12 +73,11 @@ static struct quantized unpacked(const struct quantized *p, int64_t column, int6
 static void quantized_share(const struct quantized *p, int64_t which, int64_t count) {
     const int64_t vectors = (p->columns + quantized_lanes - 1) / quantized_lanes;
     const int64_t first = vectors * which / count * quantized_lanes, last = vectors * (which + 1) / count * quantized_lanes;
-    if (p->bits == 8) multiply_bytes(p, first, last);
-    else if (!p->blocks) quantized_columns(p, first, last);
+    if (!p->blocks) multiply_columns(p, first, last);
     else
         for (int64_t column = first, next; column < last; column = next) {
             next = (column / COLUMNS + 1) * COLUMNS < last ? (column / COLUMNS + 1) * COLUMNS : last;
             const struct quantized block = unpacked(p, column, which, 0);
-            multiply_bytes(&block, column, next);
+            multiply_columns(&block, column, next);
         }
 }
