@@ -96,7 +96,7 @@ CASES: list[tuple[str, dict[str, Any], int, str | None, str]] = [
     (CHAT, chat(messages=[*USER, {"role": "assistant", "content": "a", "reasoning_content": ["b"]}]), 400,
      "messages[1].reasoning_content", "invalid_request"),
     (CHAT, chat(messages=[*USER, {"role": "assistant", "content": [{"type": "refusal"}]}]), 400,
-     "messages[1].content", "invalid_request"),
+     "messages[1].content[0].refusal", "invalid_request"),
     ("/tokenize", {"messages": [{"role": "user", "content": [{"type": "refusal", "refusal": "No"}]}]}, 400,
      "messages[0].content[0].type", "invalid_request"),
     *((CHAT, chat(messages=[*USER, {"role": "assistant", "content": "a", name: value}]), 400, f"messages[1].{name}",
