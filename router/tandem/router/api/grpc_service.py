@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -340,7 +339,7 @@ def _ask(request: i.GenerateRequest) -> GenerationRequest:
     }
     if kind == "chat":
         return GenerationRequest(messages=_messages(request.chat), rendering=_rendering(request.chat), **common)
-    prompt = request.text if kind == "text" else array("I", request.token_ids.ids)
+    prompt = request.text if kind == "text" else request.token_ids.ids  # not copied: there may be too many
     return GenerationRequest(prompts=(prompt,), default_max_tokens=_DEFAULT_MAX_TOKENS, **common)
 
 

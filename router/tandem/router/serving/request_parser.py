@@ -209,6 +209,7 @@ class RequestParser:
             if isinstance(prompt, str):
                 prompts.append(array("I", await model.tokenizer.encode(prompt, most_tokens=most)))
             else:
+                _check_fits("prompt", len(prompt), most)  # before they are copied
                 prompts.append(_packed("prompt", prompt, model.tokenizer.vocab_size))
         return prompts
 
@@ -219,13 +220,7 @@ class RequestParser:
         if not prompt:
             raise InvalidRequestError("the prompt is empty", why="it has no token", param=param)
         context = self.context_tokens(model)
-        if context and len(prompt) >= context:
-            raise ContextLengthError(
-                f"the prompt has {len(prompt)} tokens",
-                why=f"this model's context is {context} tokens, prompt and answer together",
-                todo="shorten the prompt",
-                param=param,
-            )
+        _check_fits(param, len(prompt), context)
         formats = model.formats
         room = context - len(prompt) if context else _NO_LIMIT
         max_tokens = ask.options.get("max_tokens")
@@ -276,6 +271,17 @@ def check_count(param: str, count: int, most: int) -> None:
     """InvalidRequestError for more entries in the field `param` than there may be."""
     if count > most:
         raise InvalidRequestError(f"{param} has {count} entries", why=f"at most {most} are allowed", param=param)
+
+
+def _check_fits(param: str, tokens: int, context: int) -> None:
+    """ContextLengthError for a prompt that leaves no room for a token; a context of 0 is not known."""
+    if context and tokens >= context:
+        raise ContextLengthError(
+            f"the prompt has {tokens} tokens",
+            why=f"this model's context is {context} tokens, prompt and answer together",
+            todo="shorten the prompt",
+            param=param,
+        )
 
 
 def check_ids(param: str, ids: Sequence[int], vocab_size: int) -> None:
