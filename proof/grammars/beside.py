@@ -11,16 +11,16 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from bench.report import quantile
+from proof.grammars.honest import HonestClient
 from proof.grammars.inputs import Inputs
 from tools.running_cluster import Cluster, is_free, running
 from tools.waiting import wait_for
@@ -28,7 +28,6 @@ from tools.waiting import wait_for
 CLUSTER = ("--mixed", "1", "--threads", "1")
 CLIENTS = 3
 ANSWER_TOKENS = 12
-HONEST_TOKENS = 300
 TIMEOUT_S = 60.0
 MEMORY_MIB = 768.0
 """Allowed growth of a process."""
@@ -38,7 +37,7 @@ REFUSED, ANSWERED = 400, 200
 def run(inputs: Inputs, numbers: Sequence[int]) -> dict[str, Any]:
     """Measurements of all phases, and every promise that they break (`broken`)."""
     bodies = {number: {"structured_outputs": inputs.of(number).body} for number in numbers}
-    with running(*CLUSTER) as cluster, closing(Honest(cluster)) as honest:
+    with running(*CLUSTER) as cluster, closing(HonestClient(cluster.api)) as honest:
         _phase(cluster, honest, {number: {} for number in numbers[:CLIENTS]})  # what is imported at the first request
         plain, _ = _phase(cluster, honest, {number: {} for number in numbers})
         pids = _pids(cluster)
@@ -73,41 +72,8 @@ def wrongs(found: dict[str, Any], statuses: dict[int, int]) -> list[str]:
     return wrong
 
 
-class Honest:
-    """A client that streams answers without a pause, and notes the gaps between their tokens."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._http = httpx.Client(base_url=cluster.api, timeout=TIMEOUT_S)
-
-    def close(self) -> None:
-        """End its connections."""
-        self._http.close()
-
-    def during(self, work: Any) -> list[float]:
-        """Gaps, in seconds, of the answers while `work` runs in another thread, which may raise: of one at least."""
-        with ThreadPoolExecutor(1) as thread:
-            working = thread.submit(work)
-            gaps = list(self._answer())
-            while not working.done():
-                gaps += self._answer()
-            working.result()
-        return gaps
-
-    def _answer(self) -> Iterator[float]:
-        body = {
-            "model": "tandem-tiny", "prompt": "An honest client streams", "max_tokens": HONEST_TOKENS, "temperature": 0,
-            "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
-        }  # fmt: skip
-        with self._http.stream("POST", "/v1/completions", json=body) as response:
-            events = [(time.monotonic(), line) for line in response.iter_lines() if line.startswith("data: {")]
-        last = json.loads(events[-1][1].removeprefix("data: ")) if events else {}
-        if (last.get("usage") or {}).get("completion_tokens") != HONEST_TOKENS:
-            raise AssertionError(f"an honest stream ended with status {response.status_code} and {last}")
-        yield from (after - before for (before, _), (after, _) in pairwise(events))
-
-
 def _phase(
-    cluster: Cluster, honest: Honest, bodies: dict[int, dict[str, Any]]
+    cluster: Cluster, honest: HonestClient, bodies: dict[int, dict[str, Any]]
 ) -> tuple[list[float], dict[int, int]]:  # fmt: skip
     """Gaps of the honest client, and the status of each request, while clients send these."""
     statuses: dict[int, int] = {}
