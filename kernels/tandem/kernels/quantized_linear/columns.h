@@ -54,7 +54,8 @@ QFN VEC Q(both)(IVEC higher, IVEC lower) {
 #define QFN FN
 #define QENTRY ENTRY
 #define IVEC __m256i
-#define MOST_ROWS 2
+#define MOST_ROWS 6 /* of 4 bits; of 8 bits BYTE_ROWS */
+#define BYTE_ROWS 2
 #define MOST_VECTORS 4
 
 QFN IVEC Q(load)(const void *p) { return _mm256_loadu_si256(p); }
@@ -69,13 +70,6 @@ QFN IVEC Q(add_pairs)(IVEC sum, IVEC pairs) {
 QFN IVEC Q(dot_bytes)(IVEC sum, IVEC weight, int32_t x) {
     const IVEC given = _mm256_set1_epi32((int32_t)((uint32_t)x ^ 0x80808080u));
     return Q(add_pairs)(sum, _mm256_maddubs_epi16(_mm256_abs_epi8(given), _mm256_sign_epi8(weight, given)));
-}
-QFN IVEC Q(dot_nibbles)(IVEC sum, IVEC weight, int32_t x) {
-    return Q(add_pairs)(sum, _mm256_maddubs_epi16(weight, _mm256_set1_epi32(x)));
-}
-QFN IVEC Q(add_scaled)(IVEC sum, IVEC dot, int32_t x, const int8_t *grid) {
-    const IVEC both = _mm256_blend_epi16(dot, _mm256_set1_epi16((int16_t)x), 0xaa);
-    return _mm256_add_epi32(sum, _mm256_madd_epi16(both, _mm256_cvtepi8_epi16(_mm_loadu_si128((const void *)grid))));
 }
 QFN VEC Q(as_floats)(IVEC sum) { return _mm256_cvtepi32_ps(sum); }
 QFN __m128 Q(both_halves)(__m128i higher, __m128i lower) {
@@ -141,10 +135,13 @@ QFN void Q(tile_of_bytes)(const struct quantized *p, int64_t row, int64_t column
 
 /* Weights of 4 bits: in a block, for each group a scale and an offset a column, then its numbers two to a byte: of
    neighbouring fours of inner numbers the first below, with 8 added. */
+#if ISA == 256
+#include "nibbles_avx2.h"
+#else
 QFN void Q(tile_of_nibbles)(const struct quantized *p, int64_t row, int64_t column, const int ROWS, const int VECTORS) {
     const char *group = p->weight + column / COLUMNS * p->block_bytes;
     const int64_t at = column % COLUMNS, skip = 2 * COLUMNS + 4 * at, groups = p->stride / GROUP;
-    const int is_first = (ISA == 256 || fetched_ahead) && at == 0;
+    const int is_first = fetched_ahead && at == 0;
     const uint8_t *x = p->numbers + row * p->stride;
     const int32_t *sums = p->group_sums + row * groups;
     IVEC sum[MOST_ROWS][MOST_VECTORS];
@@ -171,23 +168,36 @@ QFN void Q(tile_of_nibbles)(const struct quantized *p, int64_t row, int64_t colu
     }
     Q(put)(p, row, column, sum, ROWS, VECTORS);
 }
+#endif
 
 QFN void Q(tile)(const struct quantized *p, int64_t row, int64_t column, const int ROWS, const int VECTORS) {
+#if ISA == 512
     if (p->bits == 8) Q(tile_of_bytes)(p, row, column, ROWS, VECTORS);
-    else Q(tile_of_nibbles)(p, row, column, ROWS, VECTORS);
+    else
+#endif
+        Q(tile_of_nibbles)(p, row, column, ROWS, VECTORS);
 }
 
 QFN void Q(all_rows)(const struct quantized *p, int64_t column, const int VECTORS) {
     const int64_t rows = p->rows * p->planes;
     int64_t row = 0;
+#ifdef BYTE_ROWS
+    if (p->bits == 8) {
+        for (; row + BYTE_ROWS <= rows; row += BYTE_ROWS) Q(tile_of_bytes)(p, row, column, BYTE_ROWS, VECTORS);
+        if (row < rows) Q(tile_of_bytes)(p, row, column, 1, VECTORS);
+        return;
+    }
+#endif
+    if (ISA == 256 && VECTORS > 2) { /* a single row's, see below */
+        Q(tile)(p, row, column, 1, VECTORS);
+        return;
+    }
     for (; row + MOST_ROWS <= rows; row += MOST_ROWS) Q(tile)(p, row, column, MOST_ROWS, VECTORS);
     switch (rows - row) {
-#if MOST_ROWS == 6
     case 5: Q(tile)(p, row, column, 5, VECTORS); break;
     case 4: Q(tile)(p, row, column, 4, VECTORS); break;
     case 3: Q(tile)(p, row, column, 3, VECTORS); break;
     case 2: Q(tile)(p, row, column, 2, VECTORS); break;
-#endif
     case 1: Q(tile)(p, row, column, 1, VECTORS); break;
     }
 }
@@ -199,15 +209,14 @@ QENTRY void Q(quantized_columns)(const struct quantized *p, int64_t first, int64
         const int64_t vectors = (of_block < left ? of_block : left) / LANES;
         switch (vectors < most ? vectors : most) {
         case 1: Q(all_rows)(p, first, 1), first += LANES; break;
-#if MOST_VECTORS == 4
         case 2: Q(all_rows)(p, first, 2), first += 2 * LANES; break;
         case 3: Q(all_rows)(p, first, 3), first += 3 * LANES; break;
-#endif
         default: Q(all_rows)(p, first, MOST_VECTORS), first += MOST_VECTORS * LANES;
         }
     }
 }
 
 #undef MOST_ROWS
+#undef BYTE_ROWS
 #undef MOST_VECTORS
 #undef QTARGET
