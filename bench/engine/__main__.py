@@ -26,6 +26,7 @@ from tandem.controlplane.simulator import calibration
 from tandem.controlplane.simulator.calibration import Calibration
 from tandem.controlplane.simulator.fit_measurements import DECODE, PREFILL, Moves
 from tandem.core.config import SIM_KV_BYTES, WorkerSection
+from tandem.core.cpu_level import hold_libraries
 from tandem.engine.runner import ModelRunner
 from tandem.worker.model_loading import LAYER_GROUPS
 
@@ -137,6 +138,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--windows", type=int, default=0, help="with --speed: of held-out text, 0 = all")
     parser.add_argument("--prompts", nargs="+", type=int, default=speed.PROMPTS, help="with --speed: tokens")
     args = parser.parse_args(argv)
+    hold_libraries()
     if args.speed:
         return _speed(args)
     model = model_135m() if args.model is None else args.model

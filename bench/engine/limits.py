@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from tandem.core.cpu_level import CpuLevel, cpu_level
 from tandem.kernels import native
 from tandem.kernels.cpu_memory import collect_into_huge_pages
 from tandem.kernels.prepacked_linear import PrepackedLinear
@@ -54,12 +55,17 @@ class ReadBandwidth:
             return _TIMES * share * threads / (time.perf_counter() - started)
 
 
+def quick_dtype() -> torch.dtype:
+    """The type of large products in which this CPU is quickest: float32 without instructions for bfloat16."""
+    return torch.bfloat16 if cpu_level() >= CpuLevel.AVX512BF16 else torch.float32
+
+
 class GemmPeak:
-    """A large product of bfloat16 with a packed weight."""
+    """A large product with a packed weight, in `quick_dtype`."""
 
     def __init__(self) -> None:
-        self._multiply = PrepackedLinear(torch.randn(_SIDE, _SIDE).to(torch.bfloat16))
-        self._rows = torch.randn(_SIDE, _SIDE).to(torch.bfloat16)
+        self._multiply = PrepackedLinear(torch.randn(_SIDE, _SIDE).to(quick_dtype()))
+        self._rows = torch.randn(_SIDE, _SIDE).to(quick_dtype())
 
     @torch.inference_mode()
     def measure(self) -> float:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.engine import llama
-from bench.engine.limits import GemmPeak, ReadBandwidth
+from bench.engine.limits import GemmPeak, ReadBandwidth, quick_dtype
 from bench.engine.steps import Shape, batch_of
 from bench.report import Row
 from tandem.core.memory import freeze_gc
@@ -110,10 +110,10 @@ def _cases(runner: ModelRunner, every: Sequence[Shape]) -> list[Case]:
 
 
 def _baseline(model: Path, every: Sequence[Shape]) -> Iterator[Case]:
-    """The same steps by transformers, as it is loaded by default, with its own cache."""
+    """The same steps by transformers, with its own cache: in float32 where torch takes minutes for bfloat16."""
     from bench.model_step.__main__ import Baseline
 
-    baseline = Baseline(model, "bfloat16", "cpu")
+    baseline = Baseline(model, str(quick_dtype()).removeprefix("torch."), "cpu")
     for shape in every:
         if shape.tokens:
             yield Case(shape=shape, step=baseline.prefill_step(shape.tokens))
