@@ -188,8 +188,8 @@ QFN void Q(all_rows)(const struct quantized *p, int64_t column, const int VECTOR
         return;
     }
 #endif
-    if (ISA == 256 && VECTORS > 2) { /* a single row's, see below */
-        Q(tile)(p, row, column, 1, VECTORS);
+    if (ISA == 256 && VECTORS > 2) { /* of one row or none, see below */
+        if (rows) Q(tile)(p, row, column, 1, VECTORS);
         return;
     }
     for (; row + MOST_ROWS <= rows; row += MOST_ROWS) Q(tile)(p, row, column, MOST_ROWS, VECTORS);

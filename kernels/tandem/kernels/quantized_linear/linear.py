@@ -33,7 +33,7 @@ from tandem.kernels.silu_mul import silu_mul
 FEW_ROWS = 4
 """Up to so many rows of 8 bits are multiplied with 4 bits as they lie. For more, AVX-512 unpacks those to 8 bits, block
 by block. As in product.h."""
-_MANY_ROWS = {(8, 1): 10, (8, 2): 4, (4, 1): sys.maxsize, (4, 2): 6}
+_MANY_ROWS = {(8, 1): 14, (8, 2): 4, (4, 1): sys.maxsize, (4, 2): 12}
 """From so many rows on, by the bits of weights and the planes of rows, AVX2 widens weights to 16 bits and multiplies
 _TILE_ROWS by _PANEL_COLUMNS at a time; of 8 bits as MANY_ROWS in many_rows.h. 4 bits and one plane gain nothing."""
 _TILE_ROWS, _PANEL_COLUMNS = 6, 16
