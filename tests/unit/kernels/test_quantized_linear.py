@@ -75,6 +75,20 @@ def test_few_rows_are_the_reference_to_the_last_bit(
 
 
 @needs_code
+@pytest.mark.parametrize("row_bits", [8, 16])
+def test_the_largest_numbers_of_4_bits_fit_their_sums(randn, row_bits, path) -> None:
+    """Rows of numbers as large as can be, with signs that make the sum of every other pair of products largest or least:
+    AVX2 adds 16 of them in 16 bits."""
+    lanes = torch.tensor([1.0, 1.0, -1.0, -1.0]).repeat(16)
+    signs = torch.stack([torch.ones(64), lanes, randn(64).sign()])
+    weight = QuantizedWeight(torch.cat([signs, -signs, signs.clamp(min=-0.1), signs.clamp(max=0.1)]), 4)
+    linear = QuantizedLinear(weight, row_bits=row_bits)
+    x = torch.cat([signs, -signs]) * 3
+    numbers, scales = read_back(weight), weight.scales[: weight.columns]
+    assert torch.equal(linear(x), quantized_linear_reference(x, numbers, scales, None, row_bits))
+
+
+@needs_code
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("row_bits", [8, 16])
 @pytest.mark.parametrize("shape", [*SHAPES, (130, 71), (1544, 2050)])
@@ -84,7 +98,7 @@ def test_many_rows_are_those_of_few(threads, randn, shape, row_bits, dtype, path
     linear = QuantizedLinear(weight, bias, row_bits=row_bits)
     x = randn(67, shape[1] + 3, dtype=dtype)[:, 1:-2]
     expected = torch.cat([linear(row[None]) for row in x])
-    for rows in (3, 4, 5, 6, 7, 9, 10, 12, 67):
+    for rows in (3, 4, 5, 6, 7, 9, 10, 12, 14, 15, 16, 17, 67):
         assert torch.equal(linear(x[:rows]), expected[:rows]), rows
 
 
