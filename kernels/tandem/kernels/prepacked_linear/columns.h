@@ -13,11 +13,12 @@ FN void NAME(put)(const struct product *p, int64_t row, int64_t column, __m512 s
     _mm256_storeu_si256((void *)(p->out + row * p->columns + column), _mm512_cvtepi32_epi16(rounded));
 }
 
-/* `ahead`: weights that come later, of which it fetches `step` bytes for each inner pair; of none it fetches its own. */
+/* `ahead`: weights that come later, of which it fetches `step` bytes for each inner pair. OWN: it fetches its own ahead; a
+   loop without a turn would cost all others some time. */
 FN void NAME(tile)(const struct product *p, int64_t row, int64_t column, const char *ahead, int64_t step, const int ROWS,
-                   const int VECTORS) {
+                   const int VECTORS, const int OWN) {
     const char *fetched = ahead;
-    const int64_t own = step || !fetched_ahead ? 0 : 4 * p->block;
+    const int64_t own = 4 * p->block;
     const uint16_t *weight = p->weight + column / p->block * p->block_numbers + column % p->block * 2;
     const uint16_t *x = p->x + row * p->x_stride;
     const int64_t pairs = p->inner / 2;
@@ -26,8 +27,9 @@ FN void NAME(tile)(const struct product *p, int64_t row, int64_t column, const c
         for (int v = 0; v < VECTORS; v++) sum[r][v] = _mm512_setzero_ps();
     for (int64_t i = 0; i < pairs; i++, weight += 2 * p->block) {
         for (ahead += step; fetched < ahead; fetched += 64) __builtin_prefetch(fetched, 0, 2);
-        for (const char *next = (const char *)weight + fetched_ahead, *end = next + own; next < end; next += 64)
-            __builtin_prefetch(next);
+        if (OWN)
+            for (const char *next = (const char *)weight + fetched_ahead, *end = next + own; next < end; next += 64)
+                __builtin_prefetch(next);
         __m512i here[4];
         for (int v = 0; v < VECTORS; v++) here[v] = _mm512_loadu_si512(weight + 32 * v);
         for (int r = 0; r < ROWS; r++) {
@@ -41,12 +43,20 @@ FN void NAME(tile)(const struct product *p, int64_t row, int64_t column, const c
 }
 
 /* Those rows that are no whole tile. */
-FN void NAME(few_rows)(const struct product *p, int64_t row, int64_t column, const char *ahead, int64_t step, const int VECTORS) {
+FN void NAME(few_rows)(
+    const struct product *p, int64_t row, int64_t column, const char *ahead, int64_t step, const int VECTORS, const int OWN) {
     switch (p->rows - row) {
-    case 3: NAME(tile)(p, row, column, ahead, step, 3, VECTORS); break;
-    case 2: NAME(tile)(p, row, column, ahead, step, 2, VECTORS); break;
-    case 1: NAME(tile)(p, row, column, ahead, step, 1, VECTORS); break;
+    case 3: NAME(tile)(p, row, column, ahead, step, 3, VECTORS, OWN); break;
+    case 2: NAME(tile)(p, row, column, ahead, step, 2, VECTORS, OWN); break;
+    case 1: NAME(tile)(p, row, column, ahead, step, 1, VECTORS, OWN); break;
     }
+}
+
+/* All rows, without a next block to fetch. */
+FN void NAME(rows_alone)(const struct product *p, int64_t column, const int VECTORS, const int OWN) {
+    int64_t row = 0;
+    for (; row + 4 <= p->rows; row += 4) NAME(tile)(p, row, column, NULL, 0, 4, VECTORS, OWN);
+    NAME(few_rows)(p, row, column, NULL, 0, VECTORS, OWN);
 }
 
 /* Many rows pass a block several times: meanwhile the next one is fetched, in equal parts. Of two passes the first waits for
@@ -57,12 +67,12 @@ FN void NAME(rows)(const struct product *p, int64_t column, int64_t last, const 
     const char *ahead = (const char *)(p->weight + next / p->block * p->block_numbers);
     int64_t row = 0;
     if (!step) {
-        for (; row + 4 <= p->rows; row += 4) NAME(tile)(p, row, column, NULL, 0, 4, VECTORS);
-        NAME(few_rows)(p, row, column, NULL, 0, VECTORS);
+        if (fetched_ahead) NAME(rows_alone)(p, column, VECTORS, 1);
+        else NAME(rows_alone)(p, column, VECTORS, 0);
         return;
     }
-    for (; row + 4 <= p->rows; row += 4, ahead += part) NAME(tile)(p, row, column, ahead, step, 4, VECTORS);
-    NAME(few_rows)(p, row, column, ahead, step, VECTORS);
+    for (; row + 4 <= p->rows; row += 4, ahead += part) NAME(tile)(p, row, column, ahead, step, 4, VECTORS, 0);
+    NAME(few_rows)(p, row, column, ahead, step, VECTORS, 0);
 }
 
 ENTRY void NAME(columns)(const struct product *p, int64_t first, int64_t last) {
