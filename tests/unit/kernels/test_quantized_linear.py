@@ -77,8 +77,8 @@ def test_few_rows_are_the_reference_to_the_last_bit(
 @needs_code
 @pytest.mark.parametrize("row_bits", [8, 16])
 def test_the_largest_numbers_of_4_bits_fit_their_sums(randn, row_bits, path) -> None:
-    """Rows of numbers as large as can be, with signs that make the sum of every other pair of products largest or least:
-    AVX2 adds 16 of them in 16 bits."""
+    """Rows of numbers as large as can be, with signs that make the sum of every other pair of products largest or
+    least: AVX2 adds 16 of them in 16 bits."""
     lanes = torch.tensor([1.0, 1.0, -1.0, -1.0]).repeat(16)
     signs = torch.stack([torch.ones(64), lanes, randn(64).sign()])
     weight = QuantizedWeight(torch.cat([signs, -signs, signs.clamp(min=-0.1), signs.clamp(max=0.1)]), 4)
