@@ -6,6 +6,7 @@
 
 #undef Q
 #undef QFN
+#undef QCALLED
 #undef QENTRY
 #undef IVEC
 
@@ -14,6 +15,7 @@
 #define QTARGET "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma"
 #define Q(x) x##_vnni
 #define QFN static inline __attribute__((always_inline, target(QTARGET)))
+#define QCALLED QFN
 #define QENTRY static __attribute__((target(QTARGET ",prefer-vector-width=512")))
 #define IVEC __m512i
 #define MOST_ROWS 6
@@ -52,6 +54,7 @@ QFN VEC Q(both)(IVEC higher, IVEC lower) {
 
 #define Q(x) x##_signs
 #define QFN FN
+#define QCALLED static __attribute__((noinline, target("avx2,fma"))) /* from so many places: compiled once */
 #define QENTRY ENTRY
 #define IVEC __m256i
 #define MOST_ROWS 6 /* of 4 bits; of 8 bits BYTE_ROWS */
@@ -83,7 +86,7 @@ QFN VEC Q(both)(IVEC higher, IVEC lower) {
 #endif
 
 /* A row's sums with a vector of columns, scaled, with the bias, to p->out. */
-QFN void Q(put_sums)(const struct quantized *p, int64_t row, int64_t column, VEC sums) {
+QCALLED void Q(put_sums)(const struct quantized *p, int64_t row, int64_t column, VEC sums) {
     const int64_t columns = p->columns, size = p->is_bf16 ? 2 : 4;
     char *out = p->out + (row * columns + column) * size;
     VEC y = NAME(mul)(NAME(mul)(sums, NAME(load_f32)(p->scales + column)), NAME(all)(p->row_scales[row]));
@@ -170,28 +173,29 @@ QFN void Q(tile_of_nibbles)(const struct quantized *p, int64_t row, int64_t colu
 }
 #endif
 
-QFN void Q(tile)(const struct quantized *p, int64_t row, int64_t column, const int ROWS, const int VECTORS) {
 #if ISA == 512
+QFN void Q(tile)(const struct quantized *p, int64_t row, int64_t column, const int ROWS, const int VECTORS) {
     if (p->bits == 8) Q(tile_of_bytes)(p, row, column, ROWS, VECTORS);
-    else
-#endif
-        Q(tile_of_nibbles)(p, row, column, ROWS, VECTORS);
+    else Q(tile_of_nibbles)(p, row, column, ROWS, VECTORS);
 }
+#endif
 
 QFN void Q(all_rows)(const struct quantized *p, int64_t column, const int VECTORS) {
     const int64_t rows = p->rows * p->planes;
     int64_t row = 0;
-#ifdef BYTE_ROWS
+#if ISA == 256
     if (p->bits == 8) {
         for (; row + BYTE_ROWS <= rows; row += BYTE_ROWS) Q(tile_of_bytes)(p, row, column, BYTE_ROWS, VECTORS);
         if (row < rows) Q(tile_of_bytes)(p, row, column, 1, VECTORS);
         return;
     }
-#endif
-    if (ISA == 256 && VECTORS > 2) { /* of one row or none, see below */
-        if (rows) Q(tile)(p, row, column, 1, VECTORS);
-        return;
+    if (VECTORS == 2) {
+        for (; row + MOST_ROWS <= rows; row += MOST_ROWS) Q(tile_of_nibbles)(p, row, column, MOST_ROWS, VECTORS);
+        if (row + 4 <= rows) Q(tile_of_nibbles)(p, row, column, 4, VECTORS), row += 4;
     }
+    for (; VECTORS <= 2 && row + 2 <= rows; row += 2) Q(tile_of_nibbles)(p, row, column, 2, VECTORS);
+    if (row < rows) Q(tile_of_nibbles)(p, row, column, 1, VECTORS); /* more than two vectors meet one row or none */
+#else
     for (; row + MOST_ROWS <= rows; row += MOST_ROWS) Q(tile)(p, row, column, MOST_ROWS, VECTORS);
     switch (rows - row) {
     case 5: Q(tile)(p, row, column, 5, VECTORS); break;
@@ -200,6 +204,7 @@ QFN void Q(all_rows)(const struct quantized *p, int64_t column, const int VECTOR
     case 2: Q(tile)(p, row, column, 2, VECTORS); break;
     case 1: Q(tile)(p, row, column, 1, VECTORS); break;
     }
+#endif
 }
 
 QENTRY void Q(quantized_columns)(const struct quantized *p, int64_t first, int64_t last) {

@@ -105,7 +105,7 @@ FN void Q(add_exactly)(double *total, __m256i sum) {
 FN void Q(many_tile)(const struct many *m, const int32_t *panel, int64_t tile, int64_t column, const int ROWS, const int VECTORS) {
     const struct quantized *p = &m->product;
     const int32_t *x = m->wide + tile * TILE_ROWS * (p->stride / 2);
-    const int64_t row = tile * TILE_ROWS;
+    const int64_t row = tile * TILE_ROWS, rows = p->rows - row < ROWS ? p->rows - row : ROWS;
     double exact[TILE_ROWS][2][LANES];
     if (p->planes == 2) memset(exact, 0, sizeof exact);
     for (int64_t pairs = (p->inner + 3) / 4 * 2, most = p->planes == 2 ? MOST_PAIRS : pairs; pairs > 0; pairs -= most) {
@@ -120,13 +120,13 @@ FN void Q(many_tile)(const struct many *m, const int32_t *panel, int64_t tile, i
         __m256i whole[TILE_ROWS][2]; /* an array that is indexed by a variable would keep the sums out of registers */
 #pragma GCC unroll 6
         for (int r = 0; r < ROWS; r++) whole[r][0] = sum[r][0], whole[r][1] = sum[r][1];
-        for (int r = 0; r < ROWS; r++)
+        for (int r = 0; r < rows; r++)
             for (int v = 0; v < VECTORS; v++) {
                 if (p->planes == 2) Q(add_exactly)(exact[r][v], whole[r][v]);
                 else Q(put_sums)(p, row + r, column + v * LANES, Q(as_floats)(whole[r][v]));
             }
     }
-    for (int r = 0; r < ROWS && p->planes == 2; r++)
+    for (int r = 0; r < rows && p->planes == 2; r++)
         for (int v = 0; v < VECTORS; v++) {
             const double *each = exact[r][v];
             const __m128 first = _mm256_cvtpd_ps(_mm256_loadu_pd(each)), second = _mm256_cvtpd_ps(_mm256_loadu_pd(each + 4));
@@ -138,12 +138,11 @@ FN void Q(many_panel)(const struct many *m, int32_t *panel, int64_t tile, int64_
     if (m->product.bits == 4) Q(widen_panel_of_nibbles)(&m->product, panel, column, VECTORS);
     else Q(widen_panel)(&m->product, panel, column, VECTORS);
     for (; tile < end; tile++)
-        switch (m->product.rows - tile * TILE_ROWS) { /* the last rows may be fewer: their products cost what they are */
-        case 1: Q(many_tile)(m, panel, tile, column, 1, VECTORS); break;
+        switch (VECTORS == 2 ? m->product.rows - tile * TILE_ROWS : TILE_ROWS) { /* the last ones cost what they are */
+        case 1:
         case 2: Q(many_tile)(m, panel, tile, column, 2, VECTORS); break;
-        case 3: Q(many_tile)(m, panel, tile, column, 3, VECTORS); break;
+        case 3:
         case 4: Q(many_tile)(m, panel, tile, column, 4, VECTORS); break;
-        case 5: Q(many_tile)(m, panel, tile, column, 5, VECTORS); break;
         default: Q(many_tile)(m, panel, tile, column, TILE_ROWS, VECTORS);
         }
 }
