@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 
 from bench.report import quantile
-from proof.grammars.honest import HonestClient
+from proof.grammars.honest import TIMEOUT_S, HonestClient
 from proof.grammars.inputs import Inputs
 from tools.running_cluster import Cluster, is_free, running
 from tools.waiting import wait_for
@@ -28,7 +28,6 @@ from tools.waiting import wait_for
 CLUSTER = ("--mixed", "1", "--threads", "1")
 CLIENTS = 3
 ANSWER_TOKENS = 12
-TIMEOUT_S = 60.0
 MEMORY_MIB = 768.0
 """Allowed growth of a process."""
 REFUSED, ANSWERED = 400, 200

@@ -21,6 +21,7 @@ from bench.report import ROOT
 
 HONEST_TOKENS = 300
 TIMEOUT_S = 60.0
+_ENDED = "the honest client ended: its standard error has the reason"
 
 
 class HonestClient:
@@ -41,15 +42,17 @@ class HonestClient:
         work()
         self._say("end")
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise AssertionError("the honest client ended: its output has the reason")
+        if not (line := self._process.stdout.readline()):
+            raise AssertionError(_ENDED)
         return [float(gap) for gap in json.loads(line)]
 
     def _say(self, line: str) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{line}\n")
-        self._process.stdin.flush()
+        try:
+            self._process.stdin.write(f"{line}\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise AssertionError(_ENDED) from None
 
 
 def _answer(http: httpx.Client) -> Iterator[float]:
@@ -67,8 +70,8 @@ def _answer(http: httpx.Client) -> Iterator[float]:
 
 
 def main() -> None:
-    lines = open(0, "rb", buffering=0)  # noqa: SIM115 - it is the process's; no line waits in a buffer unseen
-    with httpx.Client(base_url=sys.argv[1], timeout=TIMEOUT_S) as http:
+    # Without a buffer, in which a line would wait unseen by select.
+    with open(0, "rb", buffering=0) as lines, httpx.Client(base_url=sys.argv[1], timeout=TIMEOUT_S) as http:
         while lines.readline():
             gaps = list(_answer(http))
             while not select.select([lines], [], [], 0)[0]:
