@@ -64,8 +64,16 @@ QFN VEC Q(both)(IVEC higher, IVEC lower) {
 QFN IVEC Q(load)(const void *p) { return _mm256_loadu_si256(p); }
 QFN IVEC Q(all)(int32_t x) { return _mm256_set1_epi32(x); }
 QFN IVEC Q(start)(const int32_t *sums) { return (void)sums, _mm256_setzero_si256(); }
-QFN IVEC Q(low)(IVEC both) { return _mm256_and_si256(both, _mm256_set1_epi8(15)); }
-QFN IVEC Q(high)(IVEC both) { return _mm256_and_si256(_mm256_srli_epi16(both, 4), _mm256_set1_epi8(15)); }
+/* Adds the products of x, for all lanes, with two vectors to two sums. As text, for 12 sums: GCC would multiply for all rows
+   first, and keep the sums on the stack. */
+#define ADD_TWO(MULTIPLY, ADD, sums, x, left, right)                                                                   \
+    do {                                                                                                               \
+        __m256i first, second;                                                                                         \
+        __asm__("vpbroadcastd %4, %3\n\t" MULTIPLY " %3, %5, %2\n\t" ADD " %2, %0, %0\n\t" MULTIPLY " %3, %6, %3\n\t"   \
+                ADD " %3, %1, %1"                                                                                      \
+                : "+x"((sums)[0]), "+x"((sums)[1]), "=&x"(first), "=&x"(second)                                        \
+                : "m"(x), "x"(left), "x"(right));                                                                      \
+    } while (0)
 QFN IVEC Q(add_pairs)(IVEC sum, IVEC pairs) {
     return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }

@@ -87,15 +87,6 @@ FN void Q(widen_panel_of_nibbles)(const struct quantized *p, int32_t *panel, int
     }
 }
 
-/* As text, for 12 sums: GCC would multiply for all rows first, and keep the sums on the stack. */
-#define ADD_PAIR(sums, x, left, right)                                                                                \
-    do {                                                                                                              \
-        __m256i first, second;                                                                                        \
-        __asm__("vpbroadcastd %4, %3\n\tvpmaddwd %5, %3, %2\n\tvpaddd %2, %0, %0\n\tvpmaddwd %6, %3, %3\n\tvpaddd %3, %1, %1" \
-                : "+x"((sums)[0]), "+x"((sums)[1]), "=&x"(first), "=&x"(second)                                       \
-                : "m"(x), "x"(left), "x"(right));                                                                     \
-    } while (0)
-
 FN void Q(add_exactly)(double *total, __m256i sum) {
     const __m256d first = _mm256_cvtepi32_pd(_mm256_castsi256_si128(sum)), second = _mm256_cvtepi32_pd(_mm256_extracti128_si256(sum, 1));
     _mm256_storeu_pd(total, _mm256_add_pd(_mm256_loadu_pd(total), first));
@@ -115,7 +106,7 @@ FN void Q(many_tile)(const struct many *m, const int32_t *panel, int64_t tile, i
         for (int64_t here = pairs < most ? pairs : most; here; here--, panel += 8 * VECTORS, x += TILE_ROWS) {
             const __m256i left = Q(load)(panel), right = Q(load)(panel + 8 * (VECTORS - 1));
 #pragma GCC unroll 6
-            for (int r = 0; r < ROWS; r++) ADD_PAIR(sum[r], x[r], left, right);
+            for (int r = 0; r < ROWS; r++) ADD_TWO("vpmaddwd", "vpaddd", sum[r], x[r], left, right);
         }
         __m256i whole[TILE_ROWS][2]; /* an array that is indexed by a variable would keep the sums out of registers */
 #pragma GCC unroll 6

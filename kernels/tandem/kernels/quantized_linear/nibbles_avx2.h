@@ -8,15 +8,6 @@
 
 typedef int32_t unaligned_fours __attribute__((may_alias, aligned(1)));
 
-/* As text, for 12 sums: see many_rows.h. */
-#define ADD_FOURS(sums, x, left, right)                                                                               \
-    do {                                                                                                              \
-        __m256i first, second;                                                                                        \
-        __asm__("vpbroadcastd %4, %3\n\tvpmaddubsw %3, %5, %2\n\tvpaddw %2, %0, %0\n\tvpmaddubsw %3, %6, %3\n\tvpaddw %3, %1, %1" \
-                : "+x"((sums)[0]), "+x"((sums)[1]), "=&x"(first), "=&x"(second)                                       \
-                : "m"(x), "x"(left), "x"(right));                                                                     \
-    } while (0)
-
 /* As text: a register that kept the mask would be one of the sums'. */
 FN IVEC Q(lower)(IVEC both) {
     static const uint64_t mask[4] = {0x0f0f0f0f0f0f0f0f, 0x0f0f0f0f0f0f0f0f, 0x0f0f0f0f0f0f0f0f, 0x0f0f0f0f0f0f0f0f};
@@ -31,7 +22,7 @@ FN void Q(add_fours)(IVEC (*dot)[MOST_VECTORS], const IVEC *here, const uint8_t 
         const unaligned_fours *fours = (const unaligned_fours *)(x + r * stride);
 #pragma GCC unroll 4
         for (int v = 0; v < VECTORS; v += 2)
-            if (v + 1 < VECTORS) ADD_FOURS(dot[r] + v, *fours, here[v], here[v + 1]);
+            if (v + 1 < VECTORS) ADD_TWO("vpmaddubsw", "vpaddw", dot[r] + v, *fours, here[v], here[v + 1]);
             else dot[r][v] = _mm256_add_epi16(dot[r][v], _mm256_maddubs_epi16(here[v], _mm256_set1_epi32(*fours)));
     }
 }
