@@ -167,7 +167,10 @@ def started(
     cluster = Cluster(process, folder, {})
     try:
         cluster.context = _await_context(cluster)
-        wait_for(lambda: _ready(cluster), START_TIMEOUT_S, "the cluster is ready")
+        try:
+            wait_for(lambda: _ready(cluster), START_TIMEOUT_S, "the cluster is ready")
+        except AssertionError as error:
+            raise AssertionError(f"{error}:\n{cluster.output[-2000:]}\n{cluster.logs()}") from None
         yield cluster
     finally:
         if process.poll() is None:
@@ -218,7 +221,7 @@ def _await_context(cluster: Cluster) -> dict[str, Any]:
 
 def _ready(cluster: Cluster) -> bool:
     if cluster.process.poll() is not None:
-        raise AssertionError(f"up ended with {cluster.process.returncode}:\n{cluster.output}\n{cluster.logs()}")
+        raise AssertionError(f"up ended with {cluster.process.returncode}")
     with contextlib.suppress(OSError):
         return cluster.get("/readyz")[0] == 200
     return False

@@ -14,9 +14,10 @@ from tandem.core.errors import InvalidGrammarError
 from tandem.core.output_grammar import SPACING
 from tandem.core.thread_priority import NICENESS
 from tandem.engine import output_grammars
-from tandem.engine.output_grammars import MAX_COMPILED, OutputGrammars, load_tokenizer
+from tandem.engine.output_grammars import OutputGrammars, load_tokenizer
 from tandem.engine.output_matcher import QUICK_S, OutputMatcher, timely_masks
 from tests.unit.engine.bundled import MODEL
+from tools import waiting
 
 EOS = 1
 SPECIAL = 2
@@ -85,7 +86,7 @@ def test_a_wait_for_a_core_makes_no_matcher_slow(grammars: OutputGrammars) -> No
 
 
 def matcher_of(grammars: OutputGrammars, grammar: str = GRAMMAR, stops: tuple[int, ...] = ()) -> OutputMatcher:
-    return grammars.matcher(grammars.compile(grammar).result(10), stops)
+    return grammars.matcher(grammars.compile(grammar).result(waiting.PATIENCE_S), stops)
 
 
 def allowed(mask: bytes) -> set[int]:
@@ -251,16 +252,18 @@ def test_a_mask_that_is_late_is_given_up_and_comes_later(grammars: OutputGrammar
 
 def test_a_grammar_that_cannot_be_used_is_an_error_of_the_client(grammars: OutputGrammars) -> None:
     with pytest.raises(InvalidGrammarError, match="missing"):
-        grammars.compile("start: missing").result(10)
+        grammars.compile("start: missing").result(waiting.PATIENCE_S)
 
 
 def test_the_oldest_grammars_are_forgotten(grammars: OutputGrammars, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in range(MAX_COMPILED + 5):
+    kept = 20
+    monkeypatch.setattr(output_grammars, "MAX_COMPILED", kept)
+    for number in range(kept + 5):
         grammars.compile(f'start: "{number}"')
-    assert len(grammars) == MAX_COMPILED
-    grammars.compile('start: "5"').result(10)
+    assert len(grammars) == kept
+    grammars.compile('start: "5"').result(waiting.PATIENCE_S)
     assert grammars.reused == 1
-    grammars.compile('start: "0"').result(10)
+    grammars.compile('start: "0"').result(waiting.PATIENCE_S)
     assert grammars.reused == 1, "it was forgotten"
     monkeypatch.setattr(output_grammars, "MAX_CHARS", 100)
     grammars.compile(f'start: "{"x" * 200}"')
@@ -273,12 +276,12 @@ def test_grammars_that_take_much_memory_are_forgotten_before_others(
     grammars: OutputGrammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     large = [f'start: "{letter * 50_000}"' for letter in "abcd"]
-    sizes = [grammars.compile(grammar).result(20).size_bytes for grammar in large[:3]]
+    sizes = [grammars.compile(grammar).result(waiting.PATIENCE_S).size_bytes for grammar in large[:3]]
     assert min(sizes) > 1 << 20
     monkeypatch.setattr(output_grammars, "MAX_BYTES", sum(sizes) - sizes[0] // 2)
-    grammars.compile(large[3]).result(20)
+    grammars.compile(large[3]).result(waiting.PATIENCE_S)
     assert len(grammars) == 3
-    grammars.compile(large[1]).result(20)
+    grammars.compile(large[1]).result(waiting.PATIENCE_S)
     assert grammars.reused == 1
     grammars.compile('start: "small"')
     assert len(grammars) < 4, "the sum of the sizes is still too large"
