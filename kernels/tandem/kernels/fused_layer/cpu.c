@@ -59,7 +59,7 @@ int tandem_choose_path(const char *name) {
 #if defined(__x86_64__)
     if (chosen == AVX2) {
         quantize_rows = quantize_rows_avx2, quantized_columns = quantized_columns_signs, quantized_lanes = 8;
-        quantized_tiles = NULL, tiled_columns = NULL;
+        quantized_tiles = NULL, tiled_columns = NULL, unpack_block = NULL;
         attend = attend_avx2, finish = finish_avx2, gate_rows = gate_rows_avx2;
         norm_rows = norm_rows_avx2, turn_rows = turn_rows_avx2, add_two = add_two_avx2, add_row = add_row_avx2;
     } else {
@@ -73,6 +73,9 @@ int tandem_choose_path(const char *name) {
 #endif
     return chosen;
 }
+
+/* True if AVX2 widens so many rows for each product. */
+static int is_widened(const struct quantized *p) { return quantized_lanes == 8 && p->rows >= MANY_ROWS(p->bits, p->planes); }
 
 /* As `quantized_share` on AVX2, with rows and weights widened to 16 bits; every thread widens the rows for itself. */
 static void widened_share(const struct quantized *p, int64_t which, int64_t count) {
@@ -107,7 +110,7 @@ static void rows_share(const struct linear *given, const uint16_t *x, char *out,
     p.x = (const char *)x, p.out = out, p.rows = rows, p.x_stride = x_stride;
     p.numbers = numbers, p.group_sums = sums, p.row_scales = scales;
     quantize_rows(&p, 0, rows);
-    if (quantized_lanes == 8 && p.bits == 8 && rows >= MANY_ROWS(p.planes)) widened_share(&p, which, count);
+    if (is_widened(&p)) widened_share(&p, which, count);
     else quantized_share(&p, which, count);
 }
 
@@ -188,16 +191,25 @@ static void run_rows_behind(void *data) {
     add_row(x, x, linear_out(&b->down) + first * width * 2, (last - first) * width);
 }
 
-/* As `rows_share` of any number of rows: threads quantise their own rows into the numbers of `room`, and meet. */
-static void many_rows_share(const struct linear *given, const uint16_t *x, char *out, int64_t rows, const struct quantized *room,
-                            int is_gated, int64_t which, int64_t count) {
+/* As `rows_share` of any number of rows, the next at `x_stride`: threads quantise their own rows into the numbers of `room`,
+   and meet. On AVX2 its blocks are for widened rows and panels. */
+static void many_rows_share(const struct linear *given, const uint16_t *x, char *out, int64_t rows, int64_t x_stride,
+                            const struct quantized *room, int is_gated, int64_t which, int64_t count) {
     struct quantized p = given->quantized;
-    p.x = (const char *)x, p.out = out, p.rows = rows, p.x_stride = p.x_inner;
-    p.numbers = room->numbers, p.row_scales = (float *)(room->numbers + rows * p.planes * p.stride),
-    p.blocks = p.bits == 4 ? room->blocks : NULL;
+    p.x = (const char *)x, p.out = out, p.rows = rows, p.x_stride = x_stride;
+    p.numbers = room->numbers, p.row_scales = (float *)(room->numbers + rows * p.planes * p.stride);
+    p.group_sums = (int32_t *)(p.row_scales + rows);
+    p.blocks = p.bits == 4 && unpack_block ? room->blocks : NULL;
     quantize_rows(&p, rows * which / count, rows * (which + 1) / count);
     barrier(count);
-    if (is_gated) gated_share(&p, which, count);
+    if (is_widened(&p)) {
+#if defined(__x86_64__)
+        int32_t *wide = (int32_t *)room->blocks;
+        const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
+        const struct many m = {.product = p, .wide = wide, .panels = wide + tiles * TILE_ROWS * (p.stride / 2)};
+        many_share_signs(&m, which, count);
+#endif
+    } else if (is_gated) gated_share(&p, which, count);
     else quantized_share(&p, which, count);
     barrier(count);
 }
@@ -209,7 +221,7 @@ static void run_many_before(void *data) {
     const int64_t which = thread(c->threads), count = threads(c->threads), rows = norm->rows;
     const int64_t first = rows * which / count, last = rows * (which + 1) / count;
     norm_rows(norm, c->eps, first, last);
-    many_rows_share(qkv, (const uint16_t *)norm->out, linear_out(qkv), rows, &qkv->quantized, 0, which, count);
+    many_rows_share(qkv, (const uint16_t *)norm->out, linear_out(qkv), rows, norm->width, &qkv->quantized, 0, which, count);
     turn_rows(&c->pre_attention->turn, first, last);
 }
 
@@ -221,11 +233,15 @@ static void run_many_behind(void *data) {
     const struct quantized *room = &b->o.quantized;
     char *added = linear_out(&b->o), *gated = linear_out(&b->gate_up);
     struct norm norm = b->norm;
-    many_rows_share(&b->o, b->mixed, added, rows, room, 0, which, count);
+    struct quantized gate_up = b->gate_up.quantized;
+    gate_up.rows = rows;
+    struct gates gates = {.x = gated, .out = gated, .rows = rows, .width = b->gates.width, .out_stride = b->gates.width, .is_bf16 = 1};
+    many_rows_share(&b->o, b->mixed, added, rows, b->mixed_width, room, 0, which, count);
     norm.added = added, norm.out = added; /* a row is added before it is written over */
     norm_rows(&norm, c->eps, first, last);
-    many_rows_share(&b->gate_up, (const uint16_t *)added, gated, rows, room, 1, which, count);
-    many_rows_share(&b->down, (const uint16_t *)gated, added, rows, room, 0, which, count);
+    many_rows_share(&b->gate_up, (const uint16_t *)added, gated, rows, width, room, 1, which, count);
+    if (is_widened(&gate_up)) gates.out_stride *= 2, gate_rows(&gates, first, last); /* of its own rows: none waits */
+    many_rows_share(&b->down, (const uint16_t *)gated, added, rows, gates.out_stride, room, 0, which, count);
     uint16_t *x = (uint16_t *)norm.x + first * width;
     add_row(x, x, added + first * width * 2, (last - first) * width);
 }

@@ -21,7 +21,7 @@ from tandem.kernels.quantized_linear import QuantizedLinear
 LIBRARY = library_of("fused_layer")
 MOST_ROWS, MOST_ROWS_VNNI, MOST_ROWS_AMX = 32, 64, 128
 """Most rows of a call; the second with quantised weights and VNNI, the third with a matrix unit. Quantised weights take
-more, except on AVX2: threads share the quantising then."""
+any number: threads share the quantising then."""
 _MOST_NUMBERS = 1 << 16
 """Most numbers of a row, because threads keep copies on their stacks."""
 _MOST_TOGETHER = 1 << 20
@@ -83,9 +83,10 @@ class DenseRow:
         is_quantised = len(products) == 4
         self.stack_rows = min(_most_rows(is_quantised=is_quantised), max(1, together))
         self.few_rows = min([self.stack_rows, *(one.few_rows for one in products)])
-        takes_all = is_quantised and all(one.takes_many for one in products) and products[2].has_strips
+        takes_all = is_quantised and products[2].has_strips
         self.most_rows = sys.maxsize if takes_all else self.few_rows
         self._room = max(one.scratch_bytes(1) for one in products) if takes_all else 0
+        self._widened = [one for one in products if takes_all and one.widens(sys.maxsize)]
         self.blocks_bytes = max((one.blocks_bytes(1) for one in products), default=0)
         self.columns, self.eps, self.turning, self.head_dim = qkv.columns, parts.eps, parts.turning, parts.head_dim
         self.width, self.inner, self.mixed_width = qkv.inner, down.inner, o.inner
@@ -93,7 +94,8 @@ class DenseRow:
         self._mixed = torch.empty((o.columns,), dtype=torch.bfloat16)
         self._gates = torch.empty((gate_up.columns,), dtype=torch.bfloat16)
         self._added = torch.empty((down.columns,), dtype=torch.bfloat16)
-        self._between = [(o.columns, gate_up.columns, down.columns), (o.columns, down.inner)]  # of few rows, of many
+        gates_width = gate_up.columns if self._widened else down.inner
+        self._between = [(o.columns, gate_up.columns, down.columns), (o.columns, gates_width)]  # of few rows, of many
         norm = (0, 0, first, 0, 1, width, 1, 1)
         turn = (0, 0, 0, 1, parts.turning, parts.head_dim, qkv.columns, 0, 1, 1)
         product = _fields(qkv, 0)
@@ -138,7 +140,7 @@ class DenseRow:
             given[self._x + _NORM_OUT], given[self._x + _NORM_ROWS] = normed.data_ptr(), rows
             given[turn + 3], given[turn + 7] = rows, cos.stride(0)
             if rows > self.few_rows:
-                room = torch.empty(rows * self._room + threads * self.blocks_bytes, dtype=torch.uint8)
+                room = self._many_room(rows, threads)
                 _use(room, rows * self._room, given, self._x + _NORM_FIELDS)
         LIBRARY.call_with(given, self.eps)
         return out
@@ -158,15 +160,20 @@ class DenseRow:
             for place, part in zip(self._outs[: len(between)], between, strict=True):
                 given[place] = part.data_ptr()
             if is_many:
-                room = torch.empty(rows * self._room + threads * self.blocks_bytes, dtype=torch.uint8)
+                room = self._many_room(rows, threads)
                 _use(room, rows * self._room, given, 3)
         LIBRARY.call_with(given, self.eps)
         return x
 
+    def _many_room(self, rows: int, threads: int) -> Tensor:
+        """Memory for quantised rows and, before them, for unpacked weights or widened rows."""
+        wide = max((one.wide_bytes(rows, threads) for one in self._widened), default=threads * self.blocks_bytes)
+        return torch.empty(rows * self._room + wide, dtype=torch.uint8)
+
 
 def _use(room: Tensor, numbers: int, given: array[int], product: int) -> None:
-    """`room` is for unpacked weights and, behind them, for rows of so many `numbers`: the product gets the addresses,
-    and the others of the call take them from there."""
+    """`room` ends with that for rows of so many `numbers`: the product gets the addresses, and the others of the call
+    take them from there."""
     address = room.data_ptr()
     given[product + _BLOCKS], given[product + _NUMBERS] = address, address + room.numel() - numbers
 

@@ -84,17 +84,6 @@ int tandem_choose_path(const char *name) {
     return NO_PATH;
 }
 
-static void many_share(const struct many *m, int64_t which, int64_t count) {
-#if defined(__x86_64__)
-    const struct quantized *p = &m->product;
-    const int64_t tiles = (p->rows + TILE_ROWS - 1) / TILE_ROWS, vectors = (p->columns + 7) / 8;
-    int32_t *panel = m->panels + which * (PANEL_COLUMNS / 2) * p->stride;
-    widen_tiles_signs(m, tiles * which / count, tiles * (which + 1) / count);
-    barrier(count);
-    many_columns_signs(m, panel, vectors * which / count * 8, vectors * (which + 1) / count * 8);
-#endif
-}
-
 static void share_out(void *data) {
     const struct call *c = data;
     const int64_t which = thread(c->threads), count = threads(c->threads);
@@ -108,8 +97,11 @@ static void share_out(void *data) {
     const int64_t first = p->rows * which / count, last = p->rows * (which + 1) / count;
     quantize_rows(p, first, last);
     barrier(count);
-    if (c->work == MANY) many_share((const struct many *)p, which, count);
-    else if (c->work == GATED) gated_share(p, which, count);
+#if defined(__x86_64__)
+    if (c->work == MANY) many_share_signs((const struct many *)p, which, count);
+    else
+#endif
+    if (c->work == GATED) gated_share(p, which, count);
     else quantized_share(p, which, count);
 }
 

@@ -35,7 +35,7 @@ FEW_ROWS = 4
 by block. As in product.h."""
 _MANY_ROWS = {(8, 1): 14, (8, 2): 4, (4, 1): sys.maxsize, (4, 2): 12}
 """From so many rows on, by the bits of weights and the planes of rows, AVX2 widens weights to 16 bits and multiplies
-_TILE_ROWS by _PANEL_COLUMNS at a time; of 8 bits as MANY_ROWS in many_rows.h. 4 bits and one plane gain nothing."""
+_TILE_ROWS by _PANEL_COLUMNS at a time, as MANY_ROWS in many_rows.h. 4 bits and one plane gain nothing."""
 _TILE_ROWS, _PANEL_COLUMNS = 6, 16
 _MANY_STRIPS = 8
 """For each thread, where they cannot all have as many: one of them then has an eighth more."""
@@ -86,7 +86,7 @@ class QuantizedLinear:
         for rows and a panel of columns that AVX2 widens."""
         summed = self.weight.summed
         plain = stack_bytes // (self._planes * summed)
-        if not self._may_widen:
+        if not self.widens(sys.maxsize):
             return plain
         panel = 2 * (_PANEL_COLUMNS + _TILE_ROWS - 1) * summed
         widened = (3 * stack_bytes // 2 - panel) // ((self._planes + 2) * summed)
@@ -96,36 +96,31 @@ class QuantizedLinear:
     def _many_rows(self) -> int:
         return _MANY_ROWS[self.weight.bits, self._planes]
 
-    def _widens(self, rows: int) -> bool:
-        return LIBRARY.path == AVX2_PATH and rows >= self._many_rows
+    def widens(self, rows: int) -> bool:
+        """True if AVX2 widens so many rows for a product."""
+        return LIBRARY.path == AVX2_PATH and self._many_rows <= min(rows, sys.maxsize - 1)
 
-    @property
-    def _may_widen(self) -> bool:
-        """In a fused layer."""
-        return self.weight.bits == 8 and LIBRARY.path == AVX2_PATH
+    def wide_bytes(self, rows: int, threads: int) -> int:
+        """Bytes of memory for so many rows, widened, and behind them a panel of columns for each thread."""
+        return 2 * (_whole_tiles(rows) + threads * _PANEL_COLUMNS) * _stride(self.weight.summed, has_bytes=True)
 
     @property
     def few_rows(self) -> int:
         """Up to so many rows a fused layer's C code multiplies with the weight as it lies."""
         return sys.maxsize if self.weight.bits == 8 or LIBRARY.path == AVX2_PATH else FEW_ROWS // self._planes
 
-    @property
-    def takes_many(self) -> bool:
-        """True if a fused layer's C code multiplies any number of rows; AVX2 widens many of them for each product."""
-        return self.weight.layout is not None and LIBRARY.path != AVX2_PATH
-
     def __call__(self, x: Tensor) -> Tensor:
         if x.stride(1) != 1:
             x = x.contiguous()
         if self.weight.layout is None:
             return self._multiply_by_torch(x)
-        return self._multiply_by_code(MANY if self._widens(x.shape[0]) else PRODUCT, x, self.weight.columns)
+        return self._multiply_by_code(MANY if self.widens(x.shape[0]) else PRODUCT, x, self.weight.columns)
 
     def gated(self, x: Tensor) -> Tensor:
         """`silu_mul` of a call's result, to the last bit: `[rows, columns / 2]`."""
         strips, threads = self.weight.columns // (2 * COLUMNS), torch.get_num_threads()
         is_shared_out = self.has_strips and (strips % threads == 0 or strips >= _MANY_STRIPS * threads)
-        if self.weight.layout is None or not is_shared_out or self._widens(x.shape[0]):
+        if self.weight.layout is None or not is_shared_out or self.widens(x.shape[0]):
             return silu_mul(self(x))
         return self._multiply_by_code(GATED, x if x.stride(1) == 1 else x.contiguous(), strips * COLUMNS)
 
@@ -169,9 +164,8 @@ class QuantizedLinear:
         )  # fmt: skip
         wide_room = tuple[int, ...]()
         if work == MANY:
-            stride, tiles = fields[_STRIDE], -(-rows // _TILE_ROWS)
-            wide = torch.empty((tiles * _TILE_ROWS + threads * _PANEL_COLUMNS) * stride, dtype=torch.int16)
-            wide_room = (wide.data_ptr(), wide.data_ptr() + 2 * tiles * _TILE_ROWS * stride)
+            wide = torch.empty(self.wide_bytes(rows, threads), dtype=torch.uint8)
+            wide_room = (wide.data_ptr(), wide.data_ptr() + 2 * _whole_tiles(rows) * fields[_STRIDE])
         LIBRARY.call((work, *fields[:-1], threads, *wide_room))
         return out
 
@@ -197,6 +191,10 @@ class QuantizedLinear:
 
 _STRIDE = 17
 """Its place among the fields of `product`."""
+
+
+def _whole_tiles(rows: int) -> int:
+    return -(-rows // _TILE_ROWS) * _TILE_ROWS
 
 
 def _stride(inner: int, *, has_bytes: bool) -> int:

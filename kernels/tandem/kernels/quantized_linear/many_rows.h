@@ -10,7 +10,8 @@
 #pragma once
 
 #define TILE_ROWS 6
-#define MANY_ROWS(planes) ((planes) == 2 ? 4 : 14) /* fewer go as they lie: widening would cost more */
+/* Rows that are widened; fewer go as they lie, which costs less. _MANY_ROWS in linear.py. */
+#define MANY_ROWS(bits, planes) ((bits) == 4 ? (planes) == 2 ? 12 : INT64_MAX : (planes) == 2 ? 4 : 14)
 #define PANEL_COLUMNS 16
 #define MOST_PAIRS 256 /* whose products, 2 · 127 · 32512 at most, fit 32 bits together */
 #define BLOCK_NUMBERS 98304 /* of rows that meet one panel after the other: they stay in a core's cache */
@@ -150,4 +151,14 @@ ENTRY void Q(many_columns)(const struct many *m, int32_t *panel, int64_t first, 
             else Q(many_panel)(m, panel, tile, end, column, 1), column += LANES;
         }
     }
+}
+
+/* A thread's share; rows are quantised already, and threads meet when they have widened them. */
+ENTRY void Q(many_share)(const struct many *m, int64_t which, int64_t count) {
+    const struct quantized *p = &m->product;
+    const int64_t tiles = (p->rows + TILE_ROWS - 1) / TILE_ROWS, vectors = (p->columns + LANES - 1) / LANES;
+    int32_t *panel = m->panels + which * (PANEL_COLUMNS / 2) * p->stride;
+    Q(widen_tiles)(m, tiles * which / count, tiles * (which + 1) / count);
+    barrier(count);
+    Q(many_columns)(m, panel, vectors * which / count * LANES, vectors * (which + 1) / count * LANES);
 }
