@@ -24,6 +24,7 @@ from tandem.engine.linear import quantizer_for
 from tandem.engine.memory_plan import AutomaticKV, MemoryPlan, StepBounds, free_host_bytes, plan_memory
 from tandem.engine.model_config import ModelConfig, check_tp, read_model_config
 from tandem.engine.models.decoder import Decoder
+from tandem.engine.models.joined_layers import JoinedStep
 from tandem.engine.parallel import START_TIMEOUT_S, SingleRank, TensorGroup
 from tandem.engine.pool_plan import block_counts, context_length, kv_layout
 from tandem.engine.request import TokenOutput
@@ -37,7 +38,7 @@ from tandem.kernels.cpu_memory import keep_freed_memory
 from tandem.kernels.deterministic_attention import KEY_TILE, paged_attention_deterministic
 from tandem.kernels.dtypes import TORCH_DTYPES
 from tandem.kernels.extend_attention import extend_attention
-from tandem.kernels.fused_layer import PagedRows
+from tandem.kernels.fused_layer import PagedChunks, PagedRows
 from tandem.kernels.kv_blocks import copy_blocks
 from tandem.kernels.kv_store import kv_store
 from tandem.kernels.latent_decode import latent_decode
@@ -53,8 +54,8 @@ class ModelRunner:
 
     `dtype` "auto" takes the checkpoint's; exactly one of `kv_bytes`, `automatic` and `num_blocks` (a group) is set;
     `max_model_len` 0 means the model's own limit. `layer_group` is how many layers pass between two calls of
-    `on_layers`: a larger one costs less, a smaller one lets a transfer start earlier. Where layers are joined, a step
-    of few sequences with a token each makes one call, behind all of them. `kv_dtype` "auto" takes the compute dtype;
+    `on_layers`: a larger one costs less, a smaller one lets a transfer start earlier; a step of few sequences with a
+    token each makes one call, where layers are joined. `kv_dtype` "auto" takes the compute dtype;
     attention always computes in the compute dtype. `enter` is called with phases as they begin. `quantize`: one
     of QUANTISATIONS; "auto" as in `chosen_format`.
     `bounds`: the largest step, for which `memory` is planned; raises StartupError if that is not free. With
@@ -137,7 +138,7 @@ class ModelRunner:
     @property
     def has_joined_layers(self) -> bool:
         """True if few sequences with a token each pass all layers in one call."""
-        return self._decoder.joined_rows > 0
+        return self._decoder.joins(1, has_chunks=False)
 
     @property
     def has_captured(self) -> bool:
@@ -185,13 +186,9 @@ class ModelRunner:
                 done = layer + 1
             return self._attention(step, layer, group, view, q)
 
-        def stored() -> None:
-            if on_layers is not None:
-                on_layers(0, self.config.layers)
-
-        paged = self._paged_rows(step)
+        joined = self._joined_step(step, on_layers)
         try:
-            return self._decoder.forward(step.token_ids, step.positions, step.rows, attend, paged, stored)
+            return self._decoder.forward(step.token_ids, step.positions, step.rows, attend, joined)
         except BaseException as error:
             self.group.abort(f"rank {self.group.rank} failed in a step: {error}")
             raise
@@ -236,12 +233,23 @@ class ModelRunner:
         """The pool of `group` as writable bytes, without a copy; see `KVPools.pool_bytes`."""
         return self.pools.pool_bytes(group)
 
-    def _paged_rows(self, step: StepTensors) -> PagedRows | None:
-        """The tokens of a step that has one of each sequence, where layers are joined for so many."""
-        of = step.decodes
-        if of is None or step.chunks is not None or len(step.token_ids) > self._decoder.joined_rows:
+    def _joined_step(self, step: StepTensors, on_layers: LayersStored | None) -> JoinedStep | None:
+        """The step for joined layers, where they take it."""
+        decodes, chunks = step.decodes, step.chunks
+        if not self._decoder.joins(len(step.token_ids), has_chunks=chunks is not None):
             return None
-        return PagedRows(tables=of.block_tables[0], lengths=of.context_lens, slots=step.slots[0])
+        part = decodes or chunks
+        assert part is not None
+        count = 0 if decodes is None else len(decodes.context_lens)
+        paged = PagedRows(
+            tables=part.block_tables[0][:count], lengths=part.context_lens[:count], slots=step.slots[0],
+            chunks=None if chunks is None else PagedChunks(
+                tables=chunks.block_tables[0], lengths=chunks.context_lens, starts=chunks.cu_seqlens
+            ),
+        )  # fmt: skip
+        if on_layers is None:
+            return JoinedStep(paged=paged, on_layers=lambda *_: None, together=self.config.layers)
+        return JoinedStep(paged=paged, on_layers=on_layers, together=self.layer_group)
 
     def _attends_to_all(self) -> bool:
         """True on a CPU if all layers attend to the whole context, in one pool, with a scale alone."""

@@ -61,6 +61,10 @@ class CpuLibrary:
         answer: int = self._function(given.buffer_info()[0], number)
         return answer
 
+    def address(self, name: str) -> int:
+        """Address of a function that other libraries' code calls; only where this one is available."""
+        return ctypes.cast(getattr(self._loaded, name), ctypes.c_void_p).value or 0
+
     def choose_path(self, name: str) -> bool:
         """For tests: use the named instructions (`avx512`, `avx2`; "" = the best) from now on; False without them.
 

@@ -73,7 +73,7 @@ def test_on_a_cpu_the_longest_context_is_gathered() -> None:
 
 def test_what_attention_reorders_is_bounded_as_the_kernel_bounds_it() -> None:
     assert memory_plan.REORDERED_BYTES == flash.REORDERED_BYTES
-    assert memory_plan._CODE_WIDTHS == extend_attention._WIDTHS
+    assert memory_plan._CODE_WIDTHS == extend_attention.WIDTHS
 
 
 def test_norms_of_heads_count_where_attention_is_the_widest_moment() -> None:

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tandem.kernels.fused_layer import DenseLayers, DenseRow, PagedRows, join
+from tandem.kernels.extend_attention import LIBRARY, extend_attention
+from tandem.kernels.fused_layer import DenseLayers, DenseRow, PagedChunks, PagedRows, join
 from tandem.kernels.kv_store import kv_store
 from tandem.kernels.paged_decode import paged_decode
 from tests.unit.kernels.dense_parts import HEAD_DIM, HEADS, INNER, KV_HEADS, WIDTH, fused, parts
@@ -19,8 +20,8 @@ def pool(randn) -> Tensor:
     return made
 
 
-def rows_of(randn, bits: int = 16) -> list[DenseRow]:
-    return [fused(parts(randn, has_bias=layer == 1, bits=bits)) for layer in range(LAYERS)]
+def rows_of(randn, bits: int = 16, row_bits: int = 8) -> list[DenseRow]:
+    return [fused(parts(randn, has_bias=layer == 1, bits=bits, row_bits=row_bits)) for layer in range(LAYERS)]
 
 
 def joined(rows: list[DenseRow], kv: Tensor) -> DenseLayers:
@@ -49,12 +50,34 @@ def several(lengths: list[int]) -> PagedRows:
     )
 
 
+def mixed(lengths: list[int], chunks: list[tuple[int, int]]) -> PagedRows:
+    """Sequences of these lengths that decode, and behind them (rows, length) of chunks."""
+    every = several([*lengths, *(length for _, length in chunks)])
+    decodes, starts, slots = len(lengths), [0], every.slots[: len(lengths)].tolist()
+    for (rows, length), table in zip(chunks, every.tables[decodes:].tolist(), strict=True):
+        starts.append(starts[-1] + rows)
+        slots += [table[at // BLOCK_TOKENS] * BLOCK_TOKENS + at % BLOCK_TOKENS for at in range(length - rows, length)]
+    behind = PagedChunks(
+        tables=every.tables[decodes:], lengths=every.lengths[decodes:], starts=torch.tensor(starts, dtype=torch.int32)
+    )
+    return PagedRows(
+        tables=every.tables[:decodes], lengths=every.lengths[:decodes], slots=torch.tensor(slots),
+        chunks=behind if chunks else None,
+    )  # fmt: skip
+
+
 def one_by_one(rows: list[DenseRow], kv: Tensor, x: Tensor, cos: Tensor, sin: Tensor, of: PagedRows) -> Tensor:
     for layer, row in enumerate(rows):
         fused = row.before(x, cos, sin).view(len(x), HEADS + 2 * KV_HEADS, HEAD_DIM)
         q, k, v = fused.split_with_sizes((HEADS, KV_HEADS, KV_HEADS), 1)
         kv_store(k, v, kv[:, layer], of.slots)
-        x = row.behind(x, paged_decode(q, kv[:, layer], of.tables, of.lengths, scale=SCALE))
+        decodes = len(of.lengths)
+        answers = paged_decode(q[:decodes], kv[:, layer], of.tables, of.lengths, scale=SCALE)
+        if (behind := of.chunks) is not None:
+            starts, tables, lengths = behind.starts, behind.tables, behind.lengths
+            chunked = extend_attention(q[decodes:], kv[:, layer], starts, tables, lengths, scale=SCALE)
+            answers = torch.cat((answers, chunked))
+        x = row.behind(x, answers)
     return x
 
 
@@ -75,6 +98,53 @@ def test_joined_layers_of_several_rows_are_the_layers(randn, bits, lengths, thre
     torch.set_num_threads(threads)
     rows = rows_of(randn, bits)
     check_joined(randn, rows, several(lengths))
+
+
+@pytest.mark.drawn(60)
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("lengths", "chunks"),
+    [
+        ([], [(1, 1)]), ([], [(40, 40)]), ([], [(33, 90), (2, 50), (70, 70)]), ([5, 40, 16], [(17, 60)]),
+        ([30], [(1, 9)]), ([9], [(150, 190), (3, 16)]), ([i + 1 for i in range(8)], [(64, 200)]),
+        ([i % 16 + 1 for i in range(40)], []),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(("bits", "row_bits"), [(8, 8), (8, 16), (4, 8), (4, 16)])
+def test_chunks_pass_joined_layers_beside_decodes(randn, bits, row_bits, lengths, chunks, threads) -> None:
+    torch.set_num_threads(threads)
+    rows, of, kv = rows_of(randn, bits, row_bits), mixed(lengths, chunks), pool(randn)
+    ours, count = kv.clone(), len(of.slots)
+    layers = joined(rows, ours)
+    if not layers.takes_chunks:
+        assert not LIBRARY.is_available()
+        return
+    cos, sin = randn(count, 2, HEAD_DIM, dtype=torch.bfloat16).unbind(1)
+    x = randn(count, WIDTH, dtype=torch.bfloat16)
+    want = one_by_one(rows, kv, x.clone(), cos, sin, of)
+    for first, last in ((0, 1), (1, LAYERS)):
+        answers = layers.pass_chunks(x, cos, sin, of, first, last, ends_attended=last == LAYERS)
+    assert torch.equal(rows[-1].behind(x, answers), want)
+    assert torch.equal(ours, kv)
+
+
+def test_chunks_that_contradict_themselves_are_refused(randn) -> None:
+    rows, kv = rows_of(randn, 8), pool(randn)
+    layers, before, of = joined(rows, kv), kv.clone(), mixed([5], [(20, 30), (7, 7)])
+    if not layers.takes_chunks:
+        assert not LIBRARY.is_available()
+        return
+    x, cos = randn(28, WIDTH, dtype=torch.bfloat16), randn(28, HEAD_DIM, dtype=torch.bfloat16)
+    assert of.chunks is not None
+    for wrong in (
+        replace(of.chunks, lengths=torch.tensor([19, 7], dtype=torch.int32)),
+        replace(of.chunks, lengths=torch.tensor([30, 70], dtype=torch.int32)),
+        replace(of.chunks, starts=torch.tensor([0, 20, 28], dtype=torch.int32)),
+        replace(of.chunks, tables=of.chunks.tables + BLOCKS),
+    ):
+        with pytest.raises(IndexError, match="pool"):
+            layers.pass_chunks(x, cos, cos, replace(of, chunks=wrong), 0, LAYERS, ends_attended=True)
+    assert torch.equal(kv, before)
 
 
 def test_rows_after_more_rows_and_after_one_find_nothing_of_theirs(randn) -> None:

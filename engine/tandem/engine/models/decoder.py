@@ -32,6 +32,7 @@ from tandem.engine.models.experts import (
     pack_experts,
 )
 from tandem.engine.models.gpt_oss_experts import biased_expert_parameters, clamped_gate
+from tandem.engine.models.joined_layers import JoinedStep, pass_layers
 from tandem.engine.models.latent import LatentAttention, LatentParameters
 from tandem.engine.models.mlp import ACTIVATE, REPEATABLE, Mlp, MlpParameters, beside, mlp_parameters
 from tandem.engine.models.norms import HeadNorm, Norm
@@ -42,7 +43,7 @@ from tandem.engine.parallel import SingleRank, TensorGroup
 from tandem.engine.weights import Parameter, TensorPart, TensorSplit, load_weights
 from tandem.kernels.attention_reference import AttentionSpec
 from tandem.kernels.backend import REFERENCE, uses_triton
-from tandem.kernels.fused_layer import DenseLayers, DenseRow, LayerParts, PagedRows, fuse, join
+from tandem.kernels.fused_layer import DenseLayers, DenseRow, LayerParts, fuse, join
 from tandem.kernels.rope import rotate
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -166,33 +167,36 @@ class Decoder:
             self._calibration = None
 
     def join_layers(self, views: Sequence[Tensor], scale: float) -> bool:
-        """Let few rows pass all layers in one call, over `views` of one pool (see `paged_decode`). True where there is
+        """Let steps pass all layers in one call, over `views` of one pool (see `paged_decode`). True where there is
         code for that and all layers attend to everything with this `scale`. Call it after `load`."""
         has_one_rope = len({layer.rope for layer in self._steps}) == 1
         self._joined = join([layer.row for layer in self._steps], views, scale) if has_one_rope else None
         return self._joined is not None
 
-    @property
-    def joined_rows(self) -> int:
-        """The most rows that pass joined layers at once; 0 where layers are not joined."""
-        return 0 if self._joined is None else self._joined.most_rows
+    def joins(self, tokens: int, *, has_chunks: bool) -> bool:
+        """True if a step of so many tokens passes joined layers. `has_chunks`: some have another of their sequence."""
+        few = self._joined is not None and not has_chunks and tokens <= self._joined.most_rows
+        return few or (self._joined is not None and self._joined.takes_chunks)
 
     def forward(
-        self, token_ids: Tensor, positions: Tensor, rows: Tensor | None, attend: Attend, paged: PagedRows | None = None,
-        on_joined: Callable[[], None] = lambda: None,
-    ) -> Tensor:  # fmt: skip
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        rows: Tensor | None,
+        attend: Attend,
+        joined: JoinedStep | None = None,
+    ) -> Tensor:
         """Logits, fp32 [len(rows), vocab], of the tokens at `rows`; of all tokens where `rows` is None.
 
         token_ids, positions: int64 [T] on the model's device, T ≥ 1; rows: int64. Calls `attend` once a layer, in
-        order; not where the layers are joined and the step is `paged`, at most `joined_rows` tokens, each the last of
-        its sequence: there `on_joined` is called once, behind all of them. The result is an ordinary tensor that the
-        caller may change; ranks above 0 get [0, vocab]. Raises ModelError before `load` and WorkerLostError when
-        another rank is gone.
+        order, except for `joined`, a step that passes joined layers, which only those have that `joins` allows. The
+        result is an ordinary tensor that the caller may change; ranks above 0 get [0, vocab]. Raises ModelError before
+        `load` and WorkerLostError when another rank is gone.
         """
         if not self._steps:
             raise ModelError("the model has no weights yet", todo="call load() first")
         with torch.inference_mode():
-            x = self._hidden(token_ids, positions, rows, attend, paged, on_joined)
+            x = self._hidden(token_ids, positions, rows, attend, joined)
         # Outside inference mode, or a sampler could not write over the logits.
         if self._tp_size == 1:
             return self._capped(self._to_logits(self._final_norm(x)).float())
@@ -202,17 +206,13 @@ class Decoder:
         return self._capped(logits[:, : self.config.vocab_size].float())
 
     def _hidden(
-        self, token_ids: Tensor, positions: Tensor, rows: Tensor | None, attend: Attend, paged: PagedRows | None,
-        on_joined: Callable[[], None],
-    ) -> Tensor:  # fmt: skip
+        self, token_ids: Tensor, positions: Tensor, rows: Tensor | None, attend: Attend, joined: JoinedStep | None
+    ) -> Tensor:
         """The residual stream behind the last layer, [len(rows), hidden]."""
         x = self._embedded(token_ids)
         turns = [table.index_select(0, positions).unbind(1) for table in self._rotations]
-        if self._joined is not None and paged is not None:
-            cos, sin = turns[0]
-            x = self._joined(x, cos, sin, paged)
-            on_joined()
-            return x if rows is None else x.index_select(0, rows)
+        if self._joined is not None and joined is not None:
+            return pass_layers(self._joined, joined, x, turns[0], rows, self._steps[-1].finish)
         last = len(self._steps) - 1
         for index, layer in enumerate(self._steps):
             q, k, v = layer.project(x, *turns[layer.rope])

@@ -14,10 +14,11 @@ from tandem.kernels.extend_attention import flash
 from tandem.kernels.extend_attention.reference import extend_attention_reference
 from tandem.kernels.layer_view import KEY_PLANE, VALUE_PLANE, check_attention_arguments, check_cu_seqlens
 
-__all__ = ["LIBRARY", "extend_attention", "is_native"]
+__all__ = ["LIBRARY", "WIDTHS", "extend_attention", "is_native", "room_bytes"]
 
 LIBRARY = library_of("extend_attention")
-_WIDTHS = range(32, 257, 32)
+WIDTHS = range(32, 257, 32)
+"""Of heads that the C code has."""
 _STEP = 32
 _MOST_TOKENS = 2**31 - 1  # positions are int32
 _SHORT, _OUTSIDE, _NO_ROWS = 1, 2, 3  # enum answer
@@ -75,7 +76,7 @@ def is_native(q: Tensor, layer_view: Tensor) -> bool:
     vectors on a machine that has none (torch multiplies on the matrix unit where there is one, and hardly at all in
     bfloat16 where there is none)."""
     is_bf16 = q.dtype is torch.bfloat16 and layer_view.dtype is torch.bfloat16
-    return is_bf16 and q.shape[2] in _WIDTHS and LIBRARY.is_available()
+    return is_bf16 and q.shape[2] in WIDTHS and LIBRARY.is_available()
 
 
 def _extend_by_code(
@@ -90,7 +91,7 @@ def _extend_by_code(
     cu_seqlens, context_lens = cu_seqlens.contiguous(), context_lens.contiguous()
     num_blocks, _, kv_heads, block_tokens, _ = layer_view.shape
     blocks, planes, heads = layer_view.stride()[:3]
-    room = torch.empty(_room_bytes(int(context_lens.max()), kv_heads, width), dtype=torch.uint8)
+    room = torch.empty(room_bytes(block_table.shape[1] * block_tokens, kv_heads, width), dtype=torch.uint8)
     out = torch.empty((tokens, q_heads, width), dtype=q.dtype)
     (softcap,) = struct.unpack("q", struct.pack("d", spec.softcap or 0.0))
     answer = LIBRARY.call((
@@ -110,7 +111,7 @@ def _extend_by_code(
     return out
 
 
-def _room_bytes(context: int, kv_heads: int, width: int) -> int:
-    """Bytes of memory into which keys and values of the longest sequence of a call are packed."""
+def room_bytes(context: int, kv_heads: int, width: int) -> int:
+    """Bytes of memory into which keys and values of the longest sequence of a call, or more, are packed."""
     number_bytes = 4 if LIBRARY.path == _AVX2 else 2
     return 64 + 2 * number_bytes * kv_heads * width * -(-(context + _STEP - 1) // _STEP) * _STEP

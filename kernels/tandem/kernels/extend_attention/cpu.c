@@ -52,7 +52,7 @@ static int64_t oldest_of(const struct extend *e, int64_t sequence) {
     return e->window && first >= e->window ? first - e->window + 1 : 0;
 }
 
-static enum answer check(const struct extend *e, int64_t num_blocks, int64_t max_blocks, int64_t rows) {
+int tandem_extend_check(const struct extend *e, int64_t num_blocks, int64_t max_blocks, int64_t rows) {
     for (int64_t i = 0; i < e->sequences; i++) {
         const int64_t tokens = e->starts[i + 1] - e->starts[i], length = e->lens[i];
         if (tokens <= 0) continue;
@@ -83,10 +83,8 @@ static void go_on(struct extend *e) {
     e->next_part = e->next_tile = 0;
 }
 
-static void share_out(void *data) {
+void tandem_extend_share(struct extend *e, int64_t which, int64_t count) {
 #if defined(__x86_64__)
-    struct extend *e = data;
-    const int64_t which = thread(e->threads), count = threads(e->threads);
     if (uses_amx) open_amx();
     while (1) {
         if (which == 0) go_on(e);
@@ -105,6 +103,11 @@ static void share_out(void *data) {
 #endif
 }
 
+static void share_out(void *data) {
+    struct extend *e = data;
+    tandem_extend_share(e, thread(e->threads), threads(e->threads));
+}
+
 /* `given`: blocks of the pool and of a row of the table, rows of q, and the fields of `struct extend` up to `softcap`, each
    of 8 bytes. Answers with an `enum answer`. */
 int tandem_extend_attention(const int64_t *given, float scale) {
@@ -112,7 +115,7 @@ int tandem_extend_attention(const int64_t *given, float scale) {
     memset(&e, 0, sizeof e);
     memcpy(&e, given + 3, offsetof(struct extend, scale));
     e.scale = scale, e.sequence = -1;
-    const enum answer answer = check(&e, given[0], given[1], given[2]);
+    const int answer = tandem_extend_check(&e, given[0], given[1], given[2]);
     if (answer == DONE) run_region(share_out, &e, e.threads);
     return answer;
 }

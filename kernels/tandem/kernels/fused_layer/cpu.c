@@ -4,6 +4,7 @@
        before   norm ▸ qkv ▸ rotate                                    barrier at the end
        behind   o ▸ add, norm ▸ gate, up ▸ silu · up ▸ down ▸ add      barriers behind o, behind gate and up, at the end
        step     both and the attention between, of all layers          see step.h, also for several rows
+       chunks   the same of any number of rows, those of prompts, too   see chunks.h
 
    Every thread computes short parts for itself, so that none waits; of several rows each takes some, with a barrier
    between all parts. Any number of rows is multiplied with quantised weights so. Checks nothing: the caller has. */
@@ -13,6 +14,7 @@
 #include "../paged_decode/decode.h"
 #include "../paged_decode/work_split.h"
 #include "../quantized_linear/product.h"
+#include "../extend_attention/extend_args.h"
 #include "../parallel.h"
 #include "../rms_norm/norm_args.h"
 #include "../rope/rope_args.h"
@@ -191,10 +193,14 @@ static void run_rows_behind(void *data) {
     add_row(x, x, linear_out(&b->down) + first * width * 2, (last - first) * width);
 }
 
+/* Memory for any number of rows: their `numbers` and what stands behind those, see `struct quantized`, and unpacked `blocks` of
+   weights, or on AVX2 widened rows and panels. */
+struct room { uint8_t *numbers; char *blocks; };
+
 /* As `rows_share` of any number of rows, the next at `x_stride`: threads quantise their own rows into the numbers of `room`,
-   and meet. On AVX2 its blocks are for widened rows and panels. */
+   and meet. */
 static void many_rows_share(const struct linear *given, const uint16_t *x, char *out, int64_t rows, int64_t x_stride,
-                            const struct quantized *room, int is_gated, int64_t which, int64_t count) {
+                            const struct room *room, int is_gated, int64_t which, int64_t count) {
     struct quantized p = given->quantized;
     p.x = (const char *)x, p.out = out, p.rows = rows, p.x_stride = x_stride;
     p.numbers = room->numbers, p.row_scales = (float *)(room->numbers + rows * p.planes * p.stride);
@@ -220,9 +226,26 @@ static void run_many_before(void *data) {
     const struct linear *qkv = &c->pre_attention->qkv;
     const int64_t which = thread(c->threads), count = threads(c->threads), rows = norm->rows;
     const int64_t first = rows * which / count, last = rows * (which + 1) / count;
+    const struct room room = {qkv->quantized.numbers, qkv->quantized.blocks};
     norm_rows(norm, c->eps, first, last);
-    many_rows_share(qkv, (const uint16_t *)norm->out, linear_out(qkv), rows, norm->width, &qkv->quantized, 0, which, count);
+    many_rows_share(qkv, (const uint16_t *)norm->out, linear_out(qkv), rows, norm->width, &room, 0, which, count);
     turn_rows(&c->pre_attention->turn, first, last);
+}
+
+/* The layer behind its attention, except for what `down` adds to x at last: that is left in `added`. */
+static void many_behind_share(const struct post_attention *b, char *x, const uint16_t *mixed, char *added, char *gated, int64_t rows,
+                              const struct room *room, float eps, int64_t which, int64_t count) {
+    const int64_t width = b->norm.width, first = rows * which / count, last = rows * (which + 1) / count;
+    struct norm norm = b->norm;
+    struct quantized gate_up = b->gate_up.quantized;
+    gate_up.rows = rows;
+    struct gates gates = {.x = gated, .out = gated, .rows = rows, .width = b->gates.width, .out_stride = b->gates.width, .is_bf16 = 1};
+    many_rows_share(&b->o, mixed, added, rows, b->mixed_width, room, 0, which, count);
+    norm.x = x, norm.added = added, norm.out = added; /* a row is added before it is written over */
+    norm_rows(&norm, eps, first, last);
+    many_rows_share(&b->gate_up, (const uint16_t *)added, gated, rows, width, room, 1, which, count);
+    if (is_widened(&gate_up)) gates.out_stride *= 2, gate_rows(&gates, first, last); /* of its own rows: none waits */
+    many_rows_share(&b->down, (const uint16_t *)gated, added, rows, gates.out_stride, room, 0, which, count);
 }
 
 static void run_many_behind(void *data) {
@@ -230,21 +253,14 @@ static void run_many_behind(void *data) {
     const struct post_attention *b = c->post_attention;
     const int64_t which = thread(c->threads), count = threads(c->threads), rows = b->norm.rows, width = b->norm.width;
     const int64_t first = rows * which / count, last = rows * (which + 1) / count;
-    const struct quantized *room = &b->o.quantized;
-    char *added = linear_out(&b->o), *gated = linear_out(&b->gate_up);
-    struct norm norm = b->norm;
-    struct quantized gate_up = b->gate_up.quantized;
-    gate_up.rows = rows;
-    struct gates gates = {.x = gated, .out = gated, .rows = rows, .width = b->gates.width, .out_stride = b->gates.width, .is_bf16 = 1};
-    many_rows_share(&b->o, b->mixed, added, rows, b->mixed_width, room, 0, which, count);
-    norm.added = added, norm.out = added; /* a row is added before it is written over */
-    norm_rows(&norm, c->eps, first, last);
-    many_rows_share(&b->gate_up, (const uint16_t *)added, gated, rows, width, room, 1, which, count);
-    if (is_widened(&gate_up)) gates.out_stride *= 2, gate_rows(&gates, first, last); /* of its own rows: none waits */
-    many_rows_share(&b->down, (const uint16_t *)gated, added, rows, gates.out_stride, room, 0, which, count);
-    uint16_t *x = (uint16_t *)norm.x + first * width;
+    const struct room room = {b->o.quantized.numbers, b->o.quantized.blocks};
+    char *added = linear_out(&b->o);
+    many_behind_share(b, (char *)b->norm.x, b->mixed, added, linear_out(&b->gate_up), rows, &room, c->eps, which, count);
+    uint16_t *x = (uint16_t *)b->norm.x + first * width;
     add_row(x, x, added + first * width * 2, (last - first) * width);
 }
+
+#include "chunks.h"
 
 /* `given` are the threads, the scale of attention as bits of a float, the fields of `struct step` up to those of `decode`
    that are the caller's, and a `struct layer` for each. Answers with an `enum answer`; slots are the caller's to check. */
@@ -263,11 +279,36 @@ static int run_layers(const int64_t *given, float eps) {
     return DONE;
 }
 
+/* The same with the fields of `struct chunks` that are the caller's before the layers. */
+static int run_chunked(const int64_t *given, float eps) {
+    struct chunks c;
+    memset(&c, 0, sizeof c);
+    const int64_t own = offsetof(struct step, decode) + offsetof(struct decode, scale);
+    const int64_t own_chunks = offsetof(struct chunks, extend) + offsetof(struct extend, scale);
+    memcpy(&c, given + 2 + own / 8, own_chunks);
+    struct step *s = &c.step;
+    memset(s, 0, sizeof *s);
+    memcpy(s, given + 2, own);
+    s->layer = (const struct layer *)(given + 2 + (own + own_chunks) / 8) + c.first_layer;
+    s->eps = eps, s->threads = s->decode.threads = given[0];
+    const int32_t scale_bits = (int32_t)given[1];
+    memcpy(&s->decode.scale, &scale_bits, sizeof scale_bits);
+    c.extend.scale = s->decode.scale;
+    if (c.extend.sequences && c.check(&c.extend, s->decode.num_blocks, c.max_blocks, c.rows - s->decode.batch)) return OUTSIDE;
+    const enum answer answer = open_decode(&s->decode);
+    if (answer != DONE) return answer;
+    run_region(run_chunks, &c, s->threads);
+    close_decode(&s->decode);
+    return DONE;
+}
+
 /* `given`: 0 and a `struct pre_attention`, 1 and a `struct post_attention`, or 2 and what `run_layers` takes; 3 and 4: as 0 and 1, of as many
-   rows as the norm has, with all of its room, tables and strides given; 5 and 6: as 3 and 4, of any number of rows. */
+   rows as the norm has, with all of its room, tables and strides given; 5 and 6: as 3 and 4, of any number of rows; 7 and what
+   `run_chunked` takes. */
 int tandem_fused_layer(const int64_t *given, float eps) {
     struct call c = {.eps = eps};
     if (*given == 2) return run_layers(given + 1, eps);
+    if (*given == 7) return run_chunked(given + 1, eps);
     if (*given == 0 || *given == 3 || *given == 5) {
         c.pre_attention = (const void *)(given + 1);
         c.threads = c.pre_attention->threads;

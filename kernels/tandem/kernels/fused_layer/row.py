@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -118,9 +119,20 @@ class DenseRow:
         down_at = gate_up_at + _PRODUCT_FIELDS + len(gates)
         self._outs = 3 + 1 + o.OUT, gate_up_at + 1 + gate_up.OUT, down_at + 1 + down.OUT
 
-    def addresses(self) -> tuple[int, int]:
-        """Of `struct before` and `struct behind`."""
-        return self._before.buffer_info()[0] + 8, self._behind.buffer_info()[0] + 8
+    def addresses(self, *, are_many: bool = False) -> tuple[int, int]:
+        """Of `struct pre_attention` and `struct post_attention`, for few rows or many."""
+        parts = (self._many_before, self._many_behind) if are_many else (self._before, self._behind)
+        return parts[0].buffer_info()[0] + 8, parts[1].buffer_info()[0] + 8
+
+    @property
+    def takes_any(self) -> bool:
+        """True if calls take any number of rows."""
+        return self.most_rows == sys.maxsize
+
+    @property
+    def gates_width(self) -> int:
+        """Numbers of a row of gates, where there are many."""
+        return self._between[True][1]
 
     def before(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x `[rows, width]`, not changed, to qkv `[rows, columns]` with its heads turned; cos, sin `[rows, head_dim]`.
@@ -140,8 +152,8 @@ class DenseRow:
             given[self._x + _NORM_OUT], given[self._x + _NORM_ROWS] = normed.data_ptr(), rows
             given[turn + 3], given[turn + 7] = rows, cos.stride(0)
             if rows > self.few_rows:
-                room = self._many_room(rows, threads)
-                _use(room, rows * self._room, given, self._x + _NORM_FIELDS)
+                _kept, *addresses = self.many_room(rows, threads)  # kept until the call is over
+                _use(addresses, given, self._x + _NORM_FIELDS)
         LIBRARY.call_with(given, self.eps)
         return out
 
@@ -160,22 +172,24 @@ class DenseRow:
             for place, part in zip(self._outs[: len(between)], between, strict=True):
                 given[place] = part.data_ptr()
             if is_many:
-                room = self._many_room(rows, threads)
-                _use(room, rows * self._room, given, 3)
+                _kept, *addresses = self.many_room(rows, threads)  # kept until the call is over
+                _use(addresses, given, 3)
         LIBRARY.call_with(given, self.eps)
         return x
 
-    def _many_room(self, rows: int, threads: int) -> Tensor:
-        """Memory for quantised rows and, before them, for unpacked weights or widened rows."""
-        wide = max((one.wide_bytes(rows, threads) for one in self._widened), default=threads * self.blocks_bytes)
-        return torch.empty(rows * self._room + wide, dtype=torch.uint8)
+    def many_room(self, rows: int, threads: int) -> tuple[Tensor, int, int]:
+        """Memory for many rows, owned by the caller; the address for quantised rows in it, and that for unpacked
+        weights or widened rows."""
+        blocks_bytes = max(
+            (one.wide_bytes(rows, threads) for one in self._widened), default=threads * self.blocks_bytes
+        )
+        room = torch.empty(rows * self._room + blocks_bytes, dtype=torch.uint8)
+        return room, room.data_ptr() + blocks_bytes, room.data_ptr()
 
 
-def _use(room: Tensor, numbers: int, given: array[int], product: int) -> None:
-    """`room` ends with that for rows of so many `numbers`: the product gets the addresses, and the others of the call
-    take them from there."""
-    address = room.data_ptr()
-    given[product + _BLOCKS], given[product + _NUMBERS] = address, address + room.numel() - numbers
+def _use(room: Sequence[int], given: array[int], product: int) -> None:
+    """The product gets the addresses of `many_room`, and the others of the call take them from there."""
+    given[product + _NUMBERS], given[product + _BLOCKS] = room
 
 
 def _most_rows(*, is_quantised: bool) -> int:

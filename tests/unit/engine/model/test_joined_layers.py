@@ -1,4 +1,4 @@
-"""A decoder that passes few rows through all layers in one call: when it reports so, and for which weights."""
+"""A decoder that passes a step through all layers in one call: when it reports so, and for which weights."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +13,9 @@ from tandem.engine.linear import make_linear
 from tandem.engine.model_config import read_model_config
 from tandem.engine.models import decoder
 from tandem.engine.models.decoder import Decoder
+from tandem.engine.models.joined_layers import JoinedStep
+from tandem.engine.runner import ModelRunner
+from tandem.engine.runner_protocol import SeqSlice, StepBatch
 from tandem.kernels.fused_layer import DenseRow, LayerParts, PagedRows, fuse
 from tests.unit.engine.model.driver import tool
 
@@ -54,9 +57,10 @@ def first_token(made: Decoder, heard: list[str]) -> Tensor:
         tables=torch.tensor([[3]], dtype=torch.int32), lengths=torch.tensor([1], dtype=torch.int32),
         slots=torch.tensor([3 * BLOCK_TOKENS]),
     )  # fmt: skip
-    return made.forward(
-        torch.tensor([5]), torch.tensor([0]), None, attend, paged, lambda: heard.append("joined layers")
+    joined = JoinedStep(
+        paged=paged, on_layers=lambda first, last: heard.append(f"layers {first} to {last}"), together=1
     )
+    return made.forward(torch.tensor([5]), torch.tensor([0]), None, attend, joined)
 
 
 def test_joined_layers_are_told_of_before_there_are_logits(make_folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +77,7 @@ def test_joined_layers_are_told_of_before_there_are_logits(make_folder: Any, mon
 
     monkeypatch.setattr(decoder, "make_linear", watched)
     made = loaded(make_folder(3))
-    layers = ["joined layers"] if has_joined(made) else ["layer 0", "layer 1"]
+    layers = ["layers 0 to 2"] if has_joined(made) else ["layer 0", "layer 1"]
     first_token(made, heard)
     assert heard == [*layers, "logits"]
 
@@ -85,6 +89,33 @@ def test_weights_that_are_loaded_anew_are_not_joined_by_the_old_ones(make_folder
     made.load(make_folder(4))
     assert torch.equal(first_token(made, heard), first_token(loaded(make_folder(4)), []))
     assert heard == ["layer 0", "layer 1"]
+
+
+@pytest.mark.parametrize("quantize", ["int8", "w8a8", "int4", "w4a16"])
+def test_chunks_beside_decodes_have_the_logits_of_single_layers(quantize: str, make_folder: Any) -> None:
+    """To the bit, also where only some rows have logits, or none; and KV is told of after every layer."""
+    runner = ModelRunner(
+        model_dir=make_folder(3), num_blocks=20, max_model_len=64, layer_group=1, dtype="bfloat16", quantize=quantize
+    )
+    pool, found, heard = runner.pools.tensors[0], [], list[tuple[int, int]]()
+    tokens = [7 * place % 500 for place in range(41)]
+    before = StepBatch(tokens[:30], list(range(30)), [SeqSlice(20, 20, ([3, 5],)), SeqSlice(10, 10, ([1],))], [])
+    after = StepBatch(
+        tokens, [10, 11, *range(20, 39), *range(20)],
+        [SeqSlice(1, 11, ([1],)), SeqSlice(1, 12, ([9],)), SeqSlice(19, 39, ([3, 5, 2],)), SeqSlice(20, 20, ([4, 6],))],
+        [0, 1, 20],
+    )  # fmt: skip
+    for is_joined in (True, False):
+        if not is_joined:
+            runner._decoder._joined = None
+        pool.zero_()
+        heard.clear()
+        assert runner.forward(before, lambda *layers: heard.append(layers)).shape == (0, 512)
+        found.append((runner.forward(after), pool.clone()))
+        assert heard == [(0, 1), (1, 2)]
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+    assert found[0][1].any()
 
 
 @pytest.mark.parametrize("has_float_norms", [False, True])
