@@ -24,7 +24,7 @@ from tandem.core.prefill_queue import QueuedWork, attended
 from tandem.engine.block_manager import BlockCopy, BlockSpace
 from tandem.engine.request import EngineLoad
 from tandem.engine.sequence import Age, QueueState, RequestState, Sequence
-from tandem.engine.step_budget import SHORT_REST, SchedulerConfig, StepPace
+from tandem.engine.step_budget import REST_SHARE, SHORT_REST, SchedulerConfig, StepPace
 from tandem.engine.swapping import Swap
 
 MAX_DRAFTS = 8
@@ -365,7 +365,7 @@ class Scheduler:
             most = min(budget - used, chunk)
             room = self._config.max_step_tokens - plan.prefill_tokens - used
             takes_rest = most > SHORT_REST and not plan.decode_tokens
-            if takes_rest and goal - start <= min(most + SHORT_REST, chunk, room):
+            if takes_rest and goal - start <= min(most + max(SHORT_REST, most // REST_SHARE), chunk, room):
                 most = goal - start
             if state.unscored_tokens:
                 most = min(most, self._max_scored_tokens - plan.scored_tokens)

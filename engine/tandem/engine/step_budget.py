@@ -19,8 +19,9 @@ TELLING_STEP = 64
 """Tokens of a step from which on its prefill rate counts. A smaller step shows the fixed cost instead, of which a rate
 would make the next chunk smaller still."""
 SHORT_REST = TELLING_STEP - 1
-"""Tokens of a prompt's rest that goes with a longer chunk before it, in a step without decodes: a step of its own would
-be mostly fixed cost."""
+REST_SHARE = 4
+"""In a step without decodes a prompt's rest goes with a longer chunk before it if it has SHORT_REST tokens at most, or
+one REST_SHARE-th of that chunk's: in a step of its own it would take twice as long, and its prompt waits for it."""
 _FORGET = 1.001  # by this the shortest small step grows with each step
 _ALIKE = 1e-3  # steps with contexts that differ by less than this part do not show the cost of context
 

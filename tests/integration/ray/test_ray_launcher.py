@@ -117,6 +117,7 @@ async def test_a_worker_is_placed_with_its_secret_and_its_own_gpus_and_ended_in_
         assert details["host"] in placed.text
         assert launcher.nodes == {P: details["host"]}
         assert os.getpgid(details["pid"]) == details["agent"] == os.getpgid(details["child"])
+        assert os.getpriority(os.PRIO_PROCESS, details["pid"]) == os.getpriority(os.PRIO_PROCESS, 0)
         await launcher.stop(P, grace_s=20)
         exited = await _next(launcher)
         assert isinstance(exited, WorkerExited)

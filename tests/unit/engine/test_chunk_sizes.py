@@ -14,13 +14,15 @@ def test_chunks_shrink_to_the_time_budget() -> None:
     assert second.prefill_tokens == 20, "0.02 s: no decode waits"
 
 
-@pytest.mark.parametrize(("rest", "chunks"), [(63, [80, 143]), (64, [80, 80, 64])])
-def test_a_short_rest_goes_with_the_chunk_before_it(rest: int, chunks: list[int]) -> None:
-    bench = Bench(num_blocks=200, max_step_s=0.032)  # 80 tokens without decodes
+@pytest.mark.parametrize(
+    ("chunk", "rest", "chunks"), [(80, 63, [143]), (80, 64, [80, 64]), (320, 80, [400]), (320, 81, [320, 81])]
+)
+def test_a_short_rest_goes_with_the_chunk_before_it(chunk: int, rest: int, chunks: list[int]) -> None:
+    bench = Bench(num_blocks=200, max_model_len=512, max_step_s=chunk / 2500)
     bench.runner.duration_s = lambda batch: 0.001 * len(batch.token_ids)
-    bench.add("first", tokens(80), max_tokens=1)
+    bench.add("first", tokens(chunk), max_tokens=1)
     bench.step()
-    bench.add("a", tokens(160 + rest, 1), max_tokens=1)
+    bench.add("a", tokens(chunk + rest, 1), max_tokens=1)
     steps = []
     while bench.engine.has_work:
         steps.append(bench.step().prefill_tokens)

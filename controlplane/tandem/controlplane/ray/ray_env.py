@@ -15,6 +15,7 @@ TUNED: Final = {
     "RAY_gcs_rpc_server_reconnect_timeout_s": "600",  # nodes outlive a head that is started again
     "RAY_process_group_cleanup_enabled": "true",  # what an agent started ends with it
     "RAY_memory_monitor_refresh_ms": "0",  # it would kill agents for the memory of their workers
+    "RAY_worker_niceness": "0",  # by default 15: anything else on a busy machine would starve a worker
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
