@@ -20,7 +20,7 @@ from typing import Any
 
 from tools.waiting import wait_for
 
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 30.0
 """Timeout of immediate answers, where many other processes use the cores, too."""

@@ -23,10 +23,11 @@ FORMATS = {
 }
 COARSE = ("w8a8", "int4", "w4a16")
 LAYOUT = ("--prefill", "1", "--decode", "2", "--disaggregation", "always", "--threads", "1", "--deterministic")
-CUT_OFF = 200
+CUT_OFF = 80
 """Tokens of an answer that does not end by itself: it still runs when its worker is killed."""
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("weights", FORMATS)
 def test_its_answer_stays_the_same(weights: str) -> None:
