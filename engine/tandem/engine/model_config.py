@@ -12,6 +12,7 @@ from typing import NamedTuple
 from tandem.core.errors import ModelError
 from tandem.core.gguf.model_files import is_gguf
 from tandem.core.kv_layout import DTYPE_BYTES
+from tandem.engine.checkpoint_formats import READERS, WeightFormat, read_format
 from tandem.engine.config_fields import Fields, read_fields
 from tandem.engine.experts_config import ExpertsConfig, unused_layers
 from tandem.engine.families import ANSWER_FIELDS, FAMILIES, FamilySpec, no_layer
@@ -44,9 +45,9 @@ class ModelConfig:
     `local_rope` where there is one. Scores are q·k / root of `query_scalar` (None: of `head_dim`). A cap c makes of a
     score or logit s c·tanh(s / c). `has_output_norms`: attention and MLP have a norm behind them, too. `intermediate`
     is of the dense MLPs; layers of `experts` have none. With a `latent`, attention has that shape: `head_dim` is
-    then the part of a head that turns, and every head has keys and values. `scale_blocks`: the checkpoint's matrices
-    may be FP8, with a scale for so many rows and columns. `unused_layers`: those behind the last one, which foretell
-    more than one token; they are not loaded.
+    then the part of a head that turns, and every head has keys and values. `stored`: how the checkpoint's matrices are
+    packed, where they are. `unused_layers`: those behind the last one, which foretell more than one token; they are not
+    loaded.
     """
 
     architecture: str
@@ -81,7 +82,7 @@ class ModelConfig:
     has_sinks: bool = False
     has_float_norms: bool = False
     latent: LatentShape | None = None
-    scale_blocks: tuple[int, int] | None = None
+    stored: WeightFormat | None = None
     unused_layers: int = 0
 
     @property
@@ -169,7 +170,7 @@ def read_model_config(model_dir: Path) -> ModelConfig:
         has_sinks=family.has_sinks,
         has_float_norms=family.has_float_norms,
         latent=latent,
-        scale_blocks=_read_scale_blocks(raw),
+        stored=read_format(raw),
         unused_layers=unused_layers(raw) if latent else 0,
     )
     _check_shape(raw, config)
@@ -228,33 +229,16 @@ def _family(raw: Fields) -> tuple[str, FamilySpec]:
 def _refuse_unsupported(raw: Fields, architecture: str, family: FamilySpec) -> None:
     quantization = raw.get("quantization_config")
     method = str(quantization.get("quant_method") if isinstance(quantization, dict) else quantization)
-    if quantization and method not in family.quantizations and _read_scale_blocks(raw) is None:
+    if quantization and method not in family.quantizations and method not in READERS:
         raise raw.error(
             f"quantized weights ({method}) are not supported",
-            why="quantization_config is set",
-            todo="use plain weights",
+            why=f"quantization_config is set; formats that are read: {', '.join(READERS)}",
+            todo="use one of these, or plain weights",
         )
     for name, neutral in ANSWER_FIELDS.items():
         value = raw.get(name)
         if name not in family.reads and value is not None and value not in neutral:
             raise raw.error(f"{name} {value} is not supported", why=f"{architecture} is computed without it")
-
-
-def _read_scale_blocks(raw: Fields) -> tuple[int, int] | None:
-    """Rows and columns of a matrix that share a scale; None where weights are not of this kind. Raises ModelError."""
-    quantization = raw.get("quantization_config")
-    if not isinstance(quantization, dict) or quantization.get("quant_method") != "fp8":
-        return None
-    fields = Fields(quantization, raw.path)
-    if fields.get("fmt") not in (None, "e4m3"):
-        raise raw.error(f"fp8 weights of the format {fields.get('fmt')} are not supported", todo="use e4m3")
-    blocks = fields.get("weight_block_size")
-    if not isinstance(blocks, list) or len(blocks) != 2 or not all(type(one) is int and one > 0 for one in blocks):
-        raise raw.error(
-            f"weight_block_size is {blocks!r}", why="fp8 weights are read where blocks of rows and columns have scales",
-            todo="use a checkpoint with scales of blocks, or plain weights",
-        )  # fmt: skip
-    return blocks[0], blocks[1]
 
 
 def _activation(raw: Fields, family: FamilySpec) -> str:

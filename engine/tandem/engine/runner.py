@@ -109,6 +109,9 @@ class ModelRunner:
             )
         self.memory = self._planned(counts, bounds, sizes)
         self._check_memory()
+        if self.config.stored is not None:
+            kept = self.dtype if self.quantize == "none" else self.quantize
+            event(_log, "weights are unpacked", logging.INFO, stored=self.config.stored.words, kept=kept)
         if self.device.type == "cpu":
             enter(StartPhase.KERNELS)
             warmup.prepare()

@@ -18,14 +18,13 @@ from torch import Tensor
 
 from tandem.core.errors import ModelError
 from tandem.core.gguf.model_files import is_gguf
+from tandem.engine.checkpoint_formats import StoredSlice, WeightFormat
 from tandem.engine.gguf.tensors import GgufTensors
 from tandem.engine.model_source import INDEX_NAME, weight_files
 
 MAX_NUMBERS = 1 << 48
 """Most numbers of a tensor; torch takes no sizes with a product above 63 bits of bytes."""
 _NAMED = 3  # keys that an error spells out
-SCALES_SUFFIX = "_scale_inv"
-"""Behind the name of a tensor in FP8: its scales, [rows / block rows, columns / block columns], rounded up."""
 
 
 class TensorSplit(Enum):
@@ -123,18 +122,17 @@ class Parameter:
 def load_weights(
     model_dir: Path, parameters: Iterable[Parameter], *, device: str = "cpu", tp_rank: int = 0, tp_size: int = 1,
     ignored_keys: Iterable[str] = (), ignored_prefixes: tuple[str, ...] = (),
-    scale_blocks: tuple[int, int] | None = None, on_loaded: Callable[[Parameter], None] = lambda _: None,
+    stored: WeightFormat | None = None, on_loaded: Callable[[Parameter], None] = lambda _: None,
 ) -> None:  # fmt: skip
     """Fill every parameter of rank `tp_rank` from the checkpoint in `model_dir`, in its dtype, on `device`.
 
     Every checkpoint key must be used, save `ignored_keys`, those that begin as one of `ignored_prefixes`, and the
-    rotary buffers that old exports carry. `scale_blocks`: as `ModelConfig` has them. `on_loaded` is called with each as
-    it
-    is there, and may take its tensor away: one at a time is in memory then. Raises ModelError for missing, unexpected
+    rotary buffers that old exports carry. `stored`: as `ModelConfig` has it. `on_loaded` is called with each as it is
+    there, and may take its tensor away: one at a time is in memory then. Raises ModelError for missing, unexpected
     or misshapen tensors and for files that are absent, truncated or pickled.
     """
     wanted = list(parameters)
-    with open_checkpoint(model_dir, scale_blocks) as checkpoint:
+    with open_checkpoint(model_dir, stored) as checkpoint:
         ignored = {key for key in checkpoint.file_of if key.startswith(ignored_prefixes)}
         _check_keys(checkpoint, wanted, ignored.union(ignored_keys))
         for parameter in wanted:
@@ -147,70 +145,54 @@ def load_weights(
 
 
 class Checkpoint:
-    """The mapped files of a model and the file of each key; scales are part of the tensors that they scale.
+    """The mapped files of a model and the file of each key; the parts of a weight in `stored` form are one key.
 
     `about` describes the model, for errors.
     """
 
     def __init__(
-        self, folder: Path, files: dict[str, Any], scale_blocks: tuple[int, int] | None = None, *,
-        about: str = "config.json",
-    ) -> None:  # fmt: skip
-        self.folder, self._about = folder, about
-        keys = {key: name for name, file in files.items() for key in file.keys()}  # noqa: SIM118
-        scales = {key for key in keys if key.endswith(SCALES_SUFFIX) and key.removesuffix(SCALES_SUFFIX) in keys}
-        self._scales = {key: keys[key] for key in scales} if scale_blocks else {}
-        self.file_of: dict[str, str] = {key: name for key, name in keys.items() if key not in self._scales}
-        self._files, self._scale_blocks = files, scale_blocks
+        self, folder: Path, files: dict[str, Any], stored: WeightFormat | None = None, *, about: str = "config.json"
+    ) -> None:
+        self.folder, self._about, self._files, self._stored = folder, about, files, stored
+        self._keys = {key: name for name, file in files.items() for key in file.keys()}  # noqa: SIM118
+        self._parts = {} if stored is None else stored.weights(self._keys)
+        within = {part for parts in self._parts.values() for part in parts.values()}
+        self.file_of: dict[str, str] = {
+            key: name
+            for key, name in self._keys.items()
+            if key not in within and not (stored is not None and stored.is_unused(key))
+        } | {key: self._keys[next(iter(parts.values()))] for key, parts in self._parts.items()}
 
-    def slice_of(self, key: str, shape: tuple[int, ...]) -> Any:
-        """A lazy safetensors slice of tensor `key`; indexing it copies only what was asked for, scaled if it is.
+    def slice_of(self, key: str, shape: tuple[int, ...]) -> StoredSlice:
+        """A lazy safetensors slice of tensor `key`; indexing it copies only what was asked for, unpacked if it is packed.
 
-        Raises ModelError unless the tensor has this shape.
+        Raises ModelError unless the tensor has this shape, ValueError for parts that contradict each other.
         """
-        found, scales = self._files[self.file_of[key]].get_slice(key), self._scales.get(key + SCALES_SUFFIX)
+        found = self._slice_of(key)
         if tuple(found.get_shape()) != shape:
             raise ModelError(
                 f"{key} in {self.path_of(key)} has shape {list(found.get_shape())}",
                 why=f"{self._about} asks for {list(shape)}",
                 todo=f"check that {self._about} and the weights belong together",
             )  # fmt: skip
-        if scales is None or self._scale_blocks is None:
-            return found
-        return BlockScaledSlice(found, self._files[scales].get_slice(key + SCALES_SUFFIX), self._scale_blocks)
+        return found
+
+    def _slice_of(self, key: str) -> StoredSlice:
+        parts = self._parts.get(key)
+        if parts is None or self._stored is None:
+            return self._raw(key)
+        return self._stored.open(key, {name: self._raw(part) for name, part in parts.items()})
+
+    def _raw(self, key: str) -> StoredSlice:
+        found: StoredSlice = self._files[self._keys[key]].get_slice(key)
+        return found
 
     def path_of(self, key: str) -> Path:
         return self.folder / self.file_of[key]
 
 
-class BlockScaledSlice:
-    """An FP8 matrix in blocks with a scale each (DeepSeek-V3, section 3.3.2), as a safetensors slice: a shape, and rows
-    and columns as fp32. Holds `weight` and `scales`, which are such slices, too."""
-
-    def __init__(self, weight: Any, scales: Any, blocks: tuple[int, int]) -> None:
-        self._weight, self._scales, self._blocks = weight, scales, blocks
-
-    def get_shape(self) -> list[int]:
-        shape: list[int] = self._weight.get_shape()
-        return shape
-
-    def __getitem__(self, index: tuple[slice, slice]) -> Tensor:
-        """Slices of step 1. Raises ValueError where the scales are not those of the weight."""
-        shape = self.get_shape()
-        wanted = [-(-size // block) for size, block in zip(shape, self._blocks, strict=True)]
-        if list(self._scales.get_shape()) != wanted:
-            raise ValueError(f"scales of blocks of {self._blocks} must be {wanted}, not {self._scales.get_shape()}")
-        rows, columns = (
-            torch.arange(*one.indices(size)) // block
-            for one, size, block in zip(index, shape, self._blocks, strict=True)
-        )
-        scales: Tensor = self._scales[:].float()
-        numbers: Tensor = self._weight[index]
-        return numbers.float().mul_(scales[rows[:, None], columns])
-
-
 @contextmanager
-def open_checkpoint(model_dir: Path, scale_blocks: tuple[int, int] | None = None) -> Iterator[Checkpoint]:
+def open_checkpoint(model_dir: Path, stored: WeightFormat | None = None) -> Iterator[Checkpoint]:
     """Map the files of the checkpoint in `model_dir`, or of that GGUF model; they are unmapped on exit. Raises
     ModelError."""
     if is_gguf(model_dir):
@@ -232,7 +214,7 @@ def open_checkpoint(model_dir: Path, scale_blocks: tuple[int, int] | None = None
                 raise ModelError(
                     f"{path} is damaged", why=str(error), todo="download the model again; the file may be cut short"
                 ) from error
-        yield Checkpoint(model_dir, files, scale_blocks)
+        yield Checkpoint(model_dir, files, stored)
 
 
 def _check_keys(checkpoint: Checkpoint, parameters: list[Parameter], ignored: set[str]) -> None:
@@ -268,7 +250,8 @@ def _fill(
         ) from error
     if not data.is_floating_point() or data.element_size() == 1:
         raise ModelError(
-            f"{part.key} in {path} is {data.dtype}", why="only unquantized weights are loaded", todo="use plain weights"
+            f"{part.key} in {path} is {data.dtype}", why="nothing in config.json says how it is to be read",
+            todo="use the model's complete config.json, or plain weights",
         )
     count = _rows(part, parameter.split, tp_size)
     target[: data.shape[0]].copy_(data)

@@ -157,7 +157,7 @@ class Decoder:
             load_weights(
                 model_dir, self.parameters(), device=device, tp_rank=self._group.rank,
                 tp_size=self._tp_size, ignored_keys=ignored, ignored_prefixes=unused,
-                scale_blocks=self.config.scale_blocks, on_loaded=self._quantize,
+                stored=self.config.stored, on_loaded=self._quantize,
             )  # fmt: skip
             on_read()
             self._final_norm = self._norm(self.norm)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tandem.core.errors import ModelError
+from tandem.engine.checkpoint_formats.fp8 import Fp8
 from tandem.engine.model_config import read_model_config
 from tandem.engine.pool_plan import kv_layout
 from tandem.engine.runner import ModelRunner
@@ -189,7 +190,7 @@ def test_the_published_configs_are_read(tmp_path: Path) -> None:
     assert three.kv_shape == (1, 1, 576, True)
     assert kv_layout(three, dtype="bfloat16", block_tokens=16, tp=8).token_bytes() == 61 * 576 * 2
     assert three.attention_scale == pytest.approx(192**-0.5 * (0.1 * math.log(40) + 1) ** 2)
-    assert (three.scale_blocks, three.unused_layers, three.longest_context) == ((128, 128), 1, 163840)
+    assert (three.stored, three.unused_layers, three.longest_context) == (Fp8((128, 128)), 1, 163840)
     assert three.experts is not None
     assert (three.experts.layers, three.experts.shared) == (frozenset(range(3, 61)), 2048)
     lite = {
@@ -204,4 +205,4 @@ def test_the_published_configs_are_read(tmp_path: Path) -> None:
     assert two.latent is not None
     assert two.experts is not None
     assert (two.latent.query_rank, two.experts.groups, two.experts.shared) == (None, 1, 2816)
-    assert (two.scale_blocks, two.experts.layers) == (None, frozenset(range(1, 27)))
+    assert (two.stored, two.experts.layers) == (None, frozenset(range(1, 27)))

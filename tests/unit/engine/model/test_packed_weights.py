@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tandem.core.errors import ModelError
+from tandem.engine.checkpoint_formats.fp8 import Fp8
 from tandem.engine.model_config import read_model_config
 from tandem.engine.models.gpt_oss_experts import dequantize_mxfp4
 from tandem.engine.runner import ModelRunner
@@ -74,7 +75,7 @@ def test_ranks_read_their_slices_of_numbers_and_scales(split: TensorSplit, tmp_p
         part = Parameter.on_meta(
             (TensorPart(key="a", rows=60),), columns=100, split=split, dtype=torch.float32, tp_size=2
         )  # fmt: skip
-        load_weights(tmp_path, [part], tp_rank=rank, tp_size=2, scale_blocks=BLOCKS)
+        load_weights(tmp_path, [part], tp_rank=rank, tp_size=2, stored=Fp8(BLOCKS))
         shares.append(part.tensor)
     if split is TensorSplit.WHOLE:
         assert torch.equal(shares[0], whole)
@@ -87,17 +88,17 @@ def test_scales_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     part = Parameter.on_meta((TensorPart(key="a", rows=60),), columns=100, dtype=torch.float32)
     save_file({"a": numbers, "a_scale_inv": scales[:2].clone()}, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=r"a in .* cannot be unpacked"):
-        load_weights(tmp_path, [part], scale_blocks=BLOCKS)
+        load_weights(tmp_path, [part], stored=Fp8(BLOCKS))
     save_file({"a": numbers}, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match="float8_e4m3fn"):
-        load_weights(tmp_path, [part], scale_blocks=BLOCKS)
+        load_weights(tmp_path, [part], stored=Fp8(BLOCKS))
 
 
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"weight_block_size": None}, "weight_block_size is None"), ({"fmt": "e5m2"}, "format e5m2"),
-        ({"quant_method": "awq"}, r"quantized weights \(awq\) are not supported"),
+        ({"weight_block_size": [128]}, r"weight_block_size is \[128\]"), ({"fmt": "e5m2"}, "format e5m2"),
+        ({"quant_method": "quip"}, r"quantized weights \(quip\) are not supported"),
     ],
 )  # fmt: skip
 def test_other_kinds_are_refused_by_name(changes: dict[str, Any], complaint: str, folders: Any, tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ DAMAGE: dict[str, tuple[Callable[[Tensors], object], str]] = {
         lambda t: t.update({"model.layers.0.mlp.down_proj.weight": torch.ones(192, 64)}), r"asks for \[64, 192\]",
     ),
     "whole numbers": (
-        lambda t: t.update({"model.norm.weight": torch.ones(64, dtype=torch.int8)}), "only unquantized weights",
+        lambda t: t.update({"model.norm.weight": torch.ones(64, dtype=torch.int8)}), "nothing in config.json says",
     ),
 }  # fmt: skip
 

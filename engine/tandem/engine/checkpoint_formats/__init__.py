@@ -1,0 +1,28 @@
+"""Weights as published checkpoints store them: packed, with scales. Read into plain numbers, format by format.
+
+A format is one file: what `quantization_config` says of it, which tensors are a weight, and how numbers come of them.
+It is found by `quant_method`, without a flag. Imports no torch before a weight is read.
+"""
+
+from __future__ import annotations
+
+from tandem.engine.checkpoint_formats import awq, bitsandbytes, compressed_tensors, fp8, gptq
+from tandem.engine.checkpoint_formats.interface import StoredSlice, WeightFormat
+from tandem.engine.config_fields import Fields
+
+__all__ = ["READERS", "StoredSlice", "WeightFormat", "read_format"]
+
+READERS = {
+    "awq": awq.read, "bitsandbytes": bitsandbytes.read, "compressed-tensors": compressed_tensors.read, "fp8": fp8.read,
+    "gptq": gptq.read,
+}  # fmt: skip
+"""From `quant_method` to the reader of the rest of `quantization_config`."""
+
+
+def read_format(raw: Fields) -> WeightFormat | None:
+    """The format of the weights beside this config.json; None where they are plain, or of a kind that is not here.
+    Raises ModelError for one that is here with settings that it cannot read."""
+    values = raw.get("quantization_config") or raw.get("compression_config")
+    if not isinstance(values, dict) or values.get("quant_method") not in READERS:
+        return None
+    return READERS[values["quant_method"]](Fields(values, raw.path))
