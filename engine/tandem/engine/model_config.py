@@ -12,7 +12,7 @@ from typing import NamedTuple
 from tandem.core.errors import ModelError
 from tandem.core.gguf.model_files import is_gguf
 from tandem.core.kv_layout import DTYPE_BYTES
-from tandem.engine.checkpoint_formats import READERS, WeightFormat, read_format
+from tandem.engine.checkpoint_formats import READERS, StoredFormat, read_format
 from tandem.engine.config_fields import Fields, read_fields
 from tandem.engine.experts_config import ExpertsConfig, unused_layers
 from tandem.engine.families import ANSWER_FIELDS, FAMILIES, FamilySpec, no_layer
@@ -82,7 +82,7 @@ class ModelConfig:
     has_sinks: bool = False
     has_float_norms: bool = False
     latent: LatentShape | None = None
-    stored: WeightFormat | None = None
+    stored: StoredFormat | None = None
     unused_layers: int = 0
 
     @property

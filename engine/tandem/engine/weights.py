@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tandem.core.errors import ModelError
 from tandem.core.gguf.model_files import is_gguf
-from tandem.engine.checkpoint_formats import StoredSlice, WeightFormat
+from tandem.engine.checkpoint_formats import StoredFormat, StoredSlice
 from tandem.engine.gguf.tensors import GgufTensors
 from tandem.engine.model_source import INDEX_NAME, weight_files
 
@@ -122,7 +122,7 @@ class Parameter:
 def load_weights(
     model_dir: Path, parameters: Iterable[Parameter], *, device: str = "cpu", tp_rank: int = 0, tp_size: int = 1,
     ignored_keys: Iterable[str] = (), ignored_prefixes: tuple[str, ...] = (),
-    stored: WeightFormat | None = None, on_loaded: Callable[[Parameter], None] = lambda _: None,
+    stored: StoredFormat | None = None, on_loaded: Callable[[Parameter], None] = lambda _: None,
 ) -> None:  # fmt: skip
     """Fill every parameter of rank `tp_rank` from the checkpoint in `model_dir`, in its dtype, on `device`.
 
@@ -151,7 +151,7 @@ class Checkpoint:
     """
 
     def __init__(
-        self, folder: Path, files: dict[str, Any], stored: WeightFormat | None = None, *, about: str = "config.json"
+        self, folder: Path, files: dict[str, Any], stored: StoredFormat | None = None, *, about: str = "config.json"
     ) -> None:
         self.folder, self._about, self._files, self._stored = folder, about, files, stored
         self._keys = {key: name for name, file in files.items() for key in file.keys()}  # noqa: SIM118
@@ -164,7 +164,7 @@ class Checkpoint:
         } | {key: self._keys[next(iter(parts.values()))] for key, parts in self._parts.items()}
 
     def slice_of(self, key: str, shape: tuple[int, ...]) -> StoredSlice:
-        """A lazy safetensors slice of tensor `key`; indexing it copies only what was asked for, unpacked if it is packed.
+        """A lazy safetensors slice of tensor `key`; indexing it copies only what was asked for, and unpacks it.
 
         Raises ModelError unless the tensor has this shape, ValueError for parts that contradict each other.
         """
@@ -192,7 +192,7 @@ class Checkpoint:
 
 
 @contextmanager
-def open_checkpoint(model_dir: Path, stored: WeightFormat | None = None) -> Iterator[Checkpoint]:
+def open_checkpoint(model_dir: Path, stored: StoredFormat | None = None) -> Iterator[Checkpoint]:
     """Map the files of the checkpoint in `model_dir`, or of that GGUF model; they are unmapped on exit. Raises
     ModelError."""
     if is_gguf(model_dir):
@@ -250,7 +250,8 @@ def _fill(
         ) from error
     if not data.is_floating_point() or data.element_size() == 1:
         raise ModelError(
-            f"{part.key} in {path} is {data.dtype}", why="nothing in config.json says how it is to be read",
+            f"{part.key} in {path} is {data.dtype}",
+            why="nothing in config.json says how it is to be read",
             todo="use the model's complete config.json, or plain weights",
         )
     count = _rows(part, parameter.split, tp_size)

@@ -6,20 +6,22 @@ It is found by `quant_method`, without a flag. Imports no torch before a weight 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tandem.engine.checkpoint_formats import awq, bitsandbytes, compressed_tensors, fp8, gptq
-from tandem.engine.checkpoint_formats.interface import StoredSlice, WeightFormat
+from tandem.engine.checkpoint_formats.interface import StoredFormat, StoredSlice
 from tandem.engine.config_fields import Fields
 
-__all__ = ["READERS", "StoredSlice", "WeightFormat", "read_format"]
+__all__ = ["READERS", "StoredFormat", "StoredSlice", "read_format"]
 
-READERS = {
+READERS: dict[str, Callable[[Fields], StoredFormat]] = {
     "awq": awq.read, "bitsandbytes": bitsandbytes.read, "compressed-tensors": compressed_tensors.read, "fp8": fp8.read,
     "gptq": gptq.read,
 }  # fmt: skip
 """From `quant_method` to the reader of the rest of `quantization_config`."""
 
 
-def read_format(raw: Fields) -> WeightFormat | None:
+def read_format(raw: Fields) -> StoredFormat | None:
     """The format of the weights beside this config.json; None where they are plain, or of a kind that is not here.
     Raises ModelError for one that is here with settings that it cannot read."""
     values = raw.get("quantization_config") or raw.get("compression_config")

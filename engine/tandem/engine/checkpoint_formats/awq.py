@@ -71,6 +71,8 @@ def read(fields: Fields) -> Awq:
         raise fields.error(f"AWQ weights of the version {version} are not supported", todo="use the version gemm")
     bits = fields.positive("bits", default=_BITS) if fields.get("w_bit") is None else fields.positive("w_bit")
     if bits != _BITS or not fields.flag("zero_point", default=True):
-        raise fields.error("AWQ weights must have 4 bits and zero points", todo="use such a checkpoint, or plain weights")
+        raise fields.error(
+            "AWQ weights must have 4 bits and zero points", todo="use such a checkpoint, or plain weights"
+        )
     size = fields.get("group_size") if fields.get("group_size") is not None else fields.get("q_group_size")
     return Awq(None if size == -1 else Fields({"group_size": size}, fields.path).positive("group_size", default=128))

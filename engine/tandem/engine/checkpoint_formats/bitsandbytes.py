@@ -1,10 +1,10 @@
 """bitsandbytes (Dettmers et al. 2022, 2023): NF4 or FP4 in blocks of neighbouring numbers, and LLM.int8.
 
-    4 bits   weight uint8 [numbers / 2, 1], upper half first, row by row; weight.absmax [blocks], weight.quant_map [16], and
-             weight.quant_state.bitsandbytes__nf4, JSON in bytes: shape, blocksize
-             weight = quant_map[number] · absmax
-             absmax in 8 bits: weight.nested_quant_map[number] · weight.nested_absmax of 256 + nested_offset
-    8 bits   weight int8 [outputs, inputs], SCB fp32 [outputs]: weight = number · SCB / 127
+4 bits   weight uint8 [numbers / 2, 1], upper half first, row by row; weight.absmax [blocks], weight.quant_map [16], and
+         weight.quant_state.bitsandbytes__nf4, JSON in bytes: shape, blocksize
+         weight = quant_map[number] · absmax
+         absmax in 8 bits: weight.nested_quant_map[number] · weight.nested_absmax of 256 + nested_offset
+8 bits   weight int8 [outputs, inputs], SCB fp32 [outputs]: weight = number · SCB / 127
 """
 
 from __future__ import annotations
@@ -124,5 +124,7 @@ def read(fields: Fields) -> BitsAndBytes:
     """Raises ModelError for settings that contradict each other."""
     kinds = [bits for bits in (4, 8) if fields.flag(f"load_in_{bits}bit", default=False)]
     if len(kinds) != 1:
-        raise fields.error("one of load_in_4bit and load_in_8bit must be true", todo="use the model's complete config.json")
+        raise fields.error(
+            "one of load_in_4bit and load_in_8bit must be true", todo="use the model's complete config.json"
+        )
     return BitsAndBytes(kinds[0])

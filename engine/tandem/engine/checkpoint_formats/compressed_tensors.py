@@ -2,8 +2,8 @@
 
     int-quantized, naive-quantized     weight int8 [outputs, inputs]
     float-quantized                    weight e4m3 [outputs, inputs]
-    pack-quantized                     weight_packed int32 [outputs, inputs · bits / 32], lowest bits first; the inputs are
-                                       counted in weight_shape; fields are numbers + 2^(bits - 1)
+    pack-quantized                     weight_packed int32 [outputs, inputs · bits / 32], lowest bits first, of fields
+                                       number + 2^(bits - 1); weight_shape has outputs and inputs
     nvfp4-, mxfp4-pack-quantized       weight_packed uint8 [outputs, inputs / 2], lower half first
     weight_scale                       [] or [1], [outputs, 1], [outputs, groups], or of blocks
     weight_zero_point                  as the scales; of packed numbers int32 [outputs · bits / 32, groups]

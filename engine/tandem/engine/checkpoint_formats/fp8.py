@@ -1,7 +1,7 @@
 """FP8 (e4m3) with a scale for the whole matrix, for each output, or for blocks (DeepSeek-V3, section 3.3.2).
 
-    weight e4m3 [outputs, inputs], weight_scale [] or [outputs, 1], or weight_scale_inv [outputs / rows, inputs / columns]
-    weight = number · scale; scales of blocks are rounded up in their number, and are no inverses
+weight e4m3 [outputs, inputs], weight_scale [] or [outputs, 1], or weight_scale_inv [outputs / rows, inputs / columns]
+weight = number · scale; scales of blocks are rounded up in their number, and are no inverses
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Fp8:
         return key.endswith((".input_scale", ".activation_scale", ".k_scale", ".v_scale"))
 
     def open(self, key: str, parts: Mapping[str, StoredSlice]) -> StoredSlice:
-        return scaled_matrix(*need(parts, "weight", "scale"), self.blocks)
+        weight, scale = need(parts, "weight", "scale")
+        return scaled_matrix(weight, scale, self.blocks)
 
 
 def scaled_matrix(weight: StoredSlice, scale: StoredSlice, blocks: tuple[int, int] | None) -> StoredSlice:

@@ -1,4 +1,4 @@
-"""What the loader of weights asks of a format, and what formats share. Imports no torch."""
+"""The interface between the loader of weights and formats, and helpers of formats. Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class StoredSlice(Protocol):
     def __getitem__(self, index: Any) -> Tensor: ...
 
 
-class WeightFormat(Protocol):
+class StoredFormat(Protocol):
     """A way of storing weights, with the settings of one checkpoint."""
 
     @property

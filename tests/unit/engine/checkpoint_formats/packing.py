@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tandem.engine.checkpoint_formats import WeightFormat, read_format
+from tandem.engine.checkpoint_formats import StoredFormat, read_format
 from tandem.engine.config_fields import Fields
 from tandem.engine.weights import Parameter, TensorPart, TensorSplit, load_weights
 
@@ -34,14 +34,14 @@ def awq_words(fields: Tensor) -> Tensor:
     return dense_rows(fields.view(len(fields), -1, 8)[:, :, order].flatten(1), 4)
 
 
-def format_of(**config: Any) -> WeightFormat:
+def format_of(**config: Any) -> StoredFormat:
     found = read_format(Fields({"quantization_config": config}, Path("config.json")))
     assert found is not None
     return found
 
 
 def loaded(
-    folder: Path, tensors: dict[str, Tensor], shape: tuple[int, int], stored: WeightFormat | None, *,
+    folder: Path, tensors: dict[str, Tensor], shape: tuple[int, int], stored: StoredFormat | None, *,
     key: str = "a.weight", split: TensorSplit = TensorSplit.WHOLE, ranks: int = 1,
 ) -> Tensor:  # fmt: skip
     """The weight `key` of a checkpoint with these tensors, in fp32; of several ranks their shares together."""
@@ -57,7 +57,7 @@ def loaded(
 
 
 def shares_are_the_whole(
-    folder: Path, tensors: dict[str, Tensor], expected: Tensor, stored: WeightFormat, ranks: int = 2
+    folder: Path, tensors: dict[str, Tensor], expected: Tensor, stored: StoredFormat, ranks: int = 2
 ) -> None:
     """The weight is `expected`, whole and in ranks' slices of rows and of columns."""
     shape = (expected.shape[0], expected.shape[1])

@@ -75,6 +75,6 @@ def test_parts_that_do_not_fit_are_an_error(key: str, wrong: Tensor | None, comp
     del tensors[key]
     if wrong is not None:
         tensors[key] = wrong
-    with pytest.raises(ModelError, match="a.weight in .* cannot be unpacked") as caught:
+    with pytest.raises(ModelError, match=r"a\.weight in .* cannot be unpacked") as caught:
         loaded(tmp_path, tensors, (OUTPUTS, INPUTS), format_of(quant_method="awq", bits=4, group_size=GROUP))
     assert complaint in caught.value.why

@@ -18,7 +18,10 @@ NF4 = (
     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
-OF_4, OF_8 = format_of(quant_method="bitsandbytes", load_in_4bit=True), format_of(quant_method="bitsandbytes", load_in_8bit=True)
+OF_4, OF_8 = (
+    format_of(quant_method="bitsandbytes", load_in_4bit=True),
+    format_of(quant_method="bitsandbytes", load_in_8bit=True),
+)
 
 
 def drawn(*, is_nested: bool, kind: str = "nf4") -> tuple[dict[str, Tensor], Tensor]:
@@ -94,8 +97,9 @@ def test_a_model_that_names_no_bits_or_both_is_refused() -> None:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"shape": [1, 2]}, "weight must be"), ({"shape": "wide"}, "the shape 'wide'"), ({"blocksize": 0}, "block size 0"),
-        ({"blocksize": 32}, "absmax must be"), ({"nested_blocksize": None}, "nested block size None"),
+        ({"shape": [1, 2]}, "weight must be"), ({"shape": "wide"}, "the shape 'wide'"),
+        ({"blocksize": 0}, "block size 0"), ({"blocksize": 32}, "absmax must be"),
+        ({"nested_blocksize": None}, "nested block size None"),
     ],
 )  # fmt: skip
 def test_states_that_do_not_fit_are_an_error(changes: dict[str, Any], complaint: str, tmp_path: Path) -> None:
@@ -103,7 +107,7 @@ def test_states_that_do_not_fit_are_an_error(changes: dict[str, Any], complaint:
     key = "a.weight.quant_state.bitsandbytes__nf4"
     state = json.loads(bytes(tensors[key].tolist())) | changes
     tensors[key] = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
-    with pytest.raises(ModelError, match="a.weight in .* cannot be unpacked") as caught:
+    with pytest.raises(ModelError, match=r"a\.weight in .* cannot be unpacked") as caught:
         loaded(tmp_path, tensors, (OUTPUTS, INPUTS), OF_4)
     assert complaint in caught.value.why
 

@@ -72,7 +72,9 @@ def test_numbers_are_those_of_the_library(case: str, dtype: torch.dtype, tmp_pat
     form, weights = CASES[case]
     tensors, expected = compressed(form, weights, dtype)
     group = {"targets": ["Linear"], "weights": weights}
-    stored = format_of(quant_method="compressed-tensors", format=form, config_groups={"group_0": group}, ignore=["lm_head"])
+    stored = format_of(
+        quant_method="compressed-tensors", format=form, config_groups={"group_0": group}, ignore=["lm_head"]
+    )
     named = {f"a.{name}": tensor for name, tensor in tensors.items()}
     found = loaded(tmp_path, named, (OUTPUTS, INPUTS), stored)
     assert torch.equal(found.to(expected.dtype), expected)
@@ -123,7 +125,7 @@ def test_groups_of_inputs_may_be_in_an_order_of_their_own(tmp_path: Path) -> Non
         ({"config_groups": {"a": {"targets": ["re:("], "weights": {}}}}, "is not valid"),
         ({"config_groups": {"a": {"targets": ["Linear"], "weights": {"strategy": "token"}}}}, "strategy token"),
         ({"config_groups": {"a": {"targets": ["Linear"], "weights": {"num_bits": 16}}}}, "16 bits"),
-        ({"config_groups": {"a": {"targets": ["Linear"], "weights": {"strategy": "block"}}}}, "block_structure is None"),
+        ({"config_groups": {"a": {"targets": ["Linear"], "weights": {"strategy": "block"}}}}, "block_structure is"),
     ],
 )  # fmt: skip
 def test_other_variants_are_refused(changes: dict[str, Any], complaint: str) -> None:
@@ -136,7 +138,8 @@ def test_other_variants_are_refused(changes: dict[str, Any], complaint: str) -> 
 @pytest.mark.parametrize(
     ("part", "wrong", "complaint"),
     [
-        ("weight_scale", torch.ones(OUTPUTS, 2), "weight_scale must be"), ("weight_shape", torch.tensor([64, 500]), "weight_packed"),
+        ("weight_scale", torch.ones(OUTPUTS, 2), "weight_scale must be"),
+        ("weight_shape", torch.tensor([64, 500]), "weight_packed"),
         ("weight_scale", torch.full((OUTPUTS, 3), float("nan")), "not finite"),
         ("weight_g_idx", torch.full((INPUTS,), 9, dtype=torch.int32), "weight_g_idx"),
     ],
@@ -148,6 +151,6 @@ def test_parts_that_do_not_fit_are_an_error(part: str, wrong: Tensor, complaint:
         config_groups={"group_0": {"targets": ["Linear"], "weights": CASES["4 bits"][1]}},
     )  # fmt: skip
     named = {f"a.{name}": tensor for name, tensor in {**tensors, part: wrong}.items()}
-    with pytest.raises(ModelError, match="a.weight in .* cannot be unpacked") as caught:
+    with pytest.raises(ModelError, match=r"a\.weight in .* cannot be unpacked") as caught:
         loaded(tmp_path, named, (OUTPUTS, INPUTS), stored)
     assert complaint in caught.value.why

@@ -96,6 +96,6 @@ def test_other_variants_are_refused(changes: dict[str, Any], complaint: str) -> 
 def test_parts_that_do_not_fit_are_an_error(key: str, wrong: Tensor, complaint: str, tmp_path: Path) -> None:
     tensors, _ = drawn(4)
     stored = format_of(quant_method="gptq", bits=4, group_size=GROUP)
-    with pytest.raises(ModelError, match="a.weight in .* cannot be unpacked") as caught:
+    with pytest.raises(ModelError, match=r"a\.weight in .* cannot be unpacked") as caught:
         loaded(tmp_path, {**tensors, key: wrong}, (OUTPUTS, INPUTS), stored)
     assert complaint in caught.value.why

@@ -1,4 +1,4 @@
-"""A model whose products are packed computes the logits of the numbers that are meant, cut into chunks and by two ranks."""
+"""A model with packed products computes the logits of the numbers that are meant."""
 
 import json
 from collections.abc import Callable
