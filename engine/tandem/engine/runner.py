@@ -52,14 +52,14 @@ _DETERMINISTIC = ("float32", "bfloat16")
 class ModelRunner:
     """A loaded model with its KV pools. Raises ModelError, ConfigError or StartupError with a remedy.
 
-    `dtype` "auto" takes the checkpoint's; exactly one of `kv_bytes`, `automatic` and `num_blocks` (a group) is set;
-    `max_model_len` 0 means the model's own limit. `layer_group` is how many layers pass between two calls of
-    `on_layers`: a larger one costs less, a smaller one lets a transfer start earlier; a step of few sequences with a
-    token each makes one call, where layers are joined. `kv_dtype` "auto" takes the compute dtype;
-    attention always computes in the compute dtype. `enter` is called with phases as they begin. `quantize`: one
-    of QUANTISATIONS; "auto" as in `chosen_format`.
-    `bounds`: the largest step, for which `memory` is planned; raises StartupError if that is not free. With
-    `has_graphs` a GPU that is the only rank captures decode steps as CUDA graphs, where no layer asks the host.
+    `dtype` "auto" takes the checkpoint's, on a CPU bfloat16 in place of float16; exactly one of `kv_bytes`, `automatic`
+    and `num_blocks` (a group) is set; `max_model_len` 0 means the model's own limit. `layer_group` is how many layers
+    pass between two calls of `on_layers`: a larger one costs less, a smaller one lets a transfer start earlier; a step
+    of few sequences with a token each makes one call, where layers are joined. `kv_dtype` "auto" takes the compute
+    dtype; attention always computes in the compute dtype. `enter` is called with phases as they begin. `quantize`: one
+    of QUANTISATIONS; "auto" as in `chosen_format`. `bounds`: the largest step, for which `memory` is planned; raises
+    StartupError if that is not free. With `has_graphs` a GPU that is the only rank captures decode steps as CUDA
+    graphs, where no layer asks the host.
 
     With a `group` of several ranks this is one rank's part: weights, pools and `layout.tp` are its share, loading ends
     when all ranks have loaded, and the smallest block count among them holds for all. A rank that fails in the middle
@@ -351,6 +351,8 @@ def _device(name: str) -> torch.device:
 def _dtype(name: str, config: ModelConfig, device: torch.device, *, is_deterministic: bool) -> str:
     if name == "auto":
         name = "float32" if is_deterministic and config.dtype not in _DETERMINISTIC else config.dtype
+        if name == "float16" and device.type == "cpu":  # for which there is no code of our own
+            name = "bfloat16"
     if name not in TORCH_DTYPES:
         raise ConfigError(f"dtype {name} is unknown", todo=f"use auto, {', '.join(TORCH_DTYPES)}")
     if is_deterministic and (name not in _DETERMINISTIC or device.type != "cpu"):

@@ -114,3 +114,11 @@ def test_logits_are_those_of_the_numbers_that_are_meant(folders: tuple[Path, Pat
         logits.append(Driver(runner).chunked("a", tokens, 32))
     assert torch.equal(*logits)
     torch.testing.assert_close(logits[0], compute_reference(plain, tokens).logits, atol=1e-4, rtol=0)
+
+
+def test_float16_is_computed_as_bfloat16_on_a_cpu_and_quantised(folders: tuple[Path, Path]) -> None:
+    for folder in folders:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "torch_dtype": "float16", "dtype": "float16"}))
+        runner = ModelRunner(model_dir=folder, num_blocks=20, max_model_len=128, quantize="auto")
+        assert (runner.dtype, runner.quantize) == ("bfloat16", "int8")
