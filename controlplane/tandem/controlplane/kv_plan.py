@@ -1,7 +1,7 @@
 """KV size of a pool's workers, as far as it can be computed before any of them runs.
 
 Sizes that are given are exact. An automatic one is computed by the worker when it starts; here it is computed from
-the memory free now and from the size of the files, by the same arithmetic (`AutomaticKV`).
+the memory free now and from the size of the weights, by the same arithmetic (`AutomaticKV`).
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from tandem.controlplane import gpu_free_check
 from tandem.core.config import SIM_KV_BYTES, WorkerSection
 from tandem.core.errors import StartupError
 from tandem.core.gguf.model_files import GgufModel, is_gguf
-from tandem.core.kv_layout import DTYPE_BYTES
+from tandem.core.kv_layout import DTYPE_BYTES, KVLayout
 from tandem.engine.memory_plan import AutomaticKV, StepBounds, plan_memory
 from tandem.engine.model_config import ModelConfig, read_model_config, tp_refusal
 from tandem.engine.model_source import weight_files
+from tandem.engine.model_work import model_work
 from tandem.engine.pool_plan import context_length, human_size, kv_layout, kv_tokens, plan_blocks
-from tandem.engine.weight_formats import WEIGHT_BYTES, chosen_format
+from tandem.engine.weight_formats import WEIGHT_BYTES, chosen_dtype, chosen_format
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,7 @@ def kv_plan(model_dir: Path, settings: WorkerSection, *, dtype: str, quantize: s
     longest = context_length(max_model_len, model)
     if tp_refusal(model, settings.tp):
         return KVPlan(is_automatic=not settings.kv_memory_bytes)
-    computed = model.dtype if dtype == "auto" else dtype
+    computed = chosen_dtype(model.dtype, is_on_cpu=not _may_have_gpu(settings)) if dtype == "auto" else dtype
     stored = computed if settings.kv_dtype == "auto" else settings.kv_dtype
     layout = kv_layout(
         model, dtype=stored, block_tokens=settings.block_tokens, tp=settings.tp, has_windows=not is_sim
@@ -64,7 +65,7 @@ def kv_plan(model_dir: Path, settings: WorkerSection, *, dtype: str, quantize: s
             size = max(SIM_KV_BYTES, sum(n * g.block_bytes(layout.tp) for n, g in zip(one, layout.groups, strict=True)))
         elif not size and settings.memory_bytes and not _may_have_gpu(settings):
             bounds = StepBounds(tokens=settings.max_step_tokens, sequences=settings.max_sequences)
-            weights = _weight_bytes(model_dir, model, computed, quantize) // settings.tp
+            weights = _weight_bytes(model_dir, model, layout, computed, quantize) // settings.tp
             plan = plan_memory(
                 model.for_context(longest), layout, one, dtype=computed, weight_bytes=weights, max_positions=longest,
                 bounds=bounds, is_cpu=True, is_deterministic=settings.is_deterministic,
@@ -86,13 +87,18 @@ def _may_have_gpu(settings: WorkerSection) -> bool:
     return settings.device == "cuda" or (settings.device == "auto" and gpu_free_check.can_tell())
 
 
-def _weight_bytes(model_dir: Path, model: ModelConfig, dtype: str, quantize: str) -> int:
-    """Compute the bytes that loaded weights take: from the sizes of safetensors files, which hold the model's dtype, or
-    from the shapes of a GGUF model's tensors."""
+def _weight_bytes(model_dir: Path, model: ModelConfig, layout: KVLayout, dtype: str, quantize: str) -> int:
+    """Compute the bytes that loaded weights take: from the sizes of safetensors files, which hold the model's dtype,
+    from the shapes of a GGUF model's tensors, or from that of the model where the files' weights are packed."""
     kind = chosen_format(quantize, model.architecture, dtype=dtype, is_on_cpu=True)
     each = WEIGHT_BYTES.get(kind, DTYPE_BYTES[dtype])
     if is_gguf(model_dir):
         gguf = GgufModel(model_dir)
         return int(sum(math.prod(gguf.tensor(name).shape) for name in gguf.file_of) * each)
+    if model.stored is not None:
+        work = model_work(model, dtype=dtype, layout=layout, quantize=kind)
+        experts = 0 if (of := work.experts) is None else of.expert_bytes * of.count * (of.token_layers + of.row_layers)
+        table = model.vocab_size * model.hidden * DTYPE_BYTES[dtype]
+        return work.token_weight_bytes + work.row_weight_bytes + experts + table
     stored = sum((model_dir / name).stat().st_size for name in weight_files(model_dir))
     return int(stored * each / DTYPE_BYTES[model.dtype])

@@ -31,7 +31,7 @@ from tandem.engine.request import TokenOutput
 from tandem.engine.runner_protocol import Ahead, Begun, LayersStored, SampleRow, StepBatch
 from tandem.engine.sampler import Choosing, choose, sample
 from tandem.engine.step_tensors import SequenceTensors, StepTensors, build_step, upload
-from tandem.engine.weight_formats import chosen_format
+from tandem.engine.weight_formats import chosen_dtype, chosen_format
 from tandem.kernels import warmup
 from tandem.kernels.backend import REFERENCE, uses_triton
 from tandem.kernels.cpu_memory import keep_freed_memory
@@ -350,9 +350,8 @@ def _device(name: str) -> torch.device:
 
 def _dtype(name: str, config: ModelConfig, device: torch.device, *, is_deterministic: bool) -> str:
     if name == "auto":
-        name = "float32" if is_deterministic and config.dtype not in _DETERMINISTIC else config.dtype
-        if name == "float16" and device.type == "cpu":  # for which there is no code of our own
-            name = "bfloat16"
+        automatic = chosen_dtype(config.dtype, is_on_cpu=device.type == "cpu")
+        name = "float32" if is_deterministic and config.dtype not in _DETERMINISTIC else automatic
     if name not in TORCH_DTYPES:
         raise ConfigError(f"dtype {name} is unknown", todo=f"use auto, {', '.join(TORCH_DTYPES)}")
     if is_deterministic and (name not in _DETERMINISTIC or device.type != "cpu"):

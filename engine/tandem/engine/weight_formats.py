@@ -1,4 +1,4 @@
-"""Formats of weights that `--quantize` names, and the choice of "auto"; without torch."""
+"""Formats of weights that `--quantize` names, and the choices of "auto"; without torch."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ QUANTISED_FAMILIES = frozenset({
 """Architectures in which every matrix is a product of rows, the only kind that is quantised."""
 QUANTISED_DTYPES = ("float32", "bfloat16")
 """Compute dtypes that quantised products answer in."""
+
+
+def chosen_dtype(stored: str, *, is_on_cpu: bool) -> str:
+    """The compute dtype for `--dtype auto` and weights in `stored`: CPUs have no code of ours for float16."""
+    return "bfloat16" if is_on_cpu and stored == "float16" else stored
 
 
 def chosen_format(kind: str, architecture: str, *, dtype: str, is_on_cpu: bool) -> str:

@@ -1,6 +1,7 @@
 """Test the checks of `up` before a start: leftovers on GPUs, and the KV plan."""
 
 import dataclasses
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -92,6 +93,24 @@ def test_weights_are_counted_in_the_format_that_auto_chooses() -> None:
         for kind in ("none", "int8", "auto")
     }
     assert tokens["auto"] == tokens["int8"] > tokens["none"]
+
+
+def test_packed_weights_are_counted_as_what_they_are_read_into(tmp_path: Path) -> None:
+    """A file of hardly any bytes, whose numbers in float16 are computed in bfloat16 on a CPU."""
+    source = Path(bundled_model())
+    section = dataclasses.replace(WorkerSection(), memory_bytes=GIB // 4, automatic_kv_share=0.5)
+    config = json.loads((source / "config.json").read_text())
+    packed = {"quantization_config": {"quant_method": "awq", "bits": 4}, "torch_dtype": "float16", "dtype": "float16"}
+    (tmp_path / "config.json").write_text(json.dumps({**config, **packed}))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    tokens = [
+        kv_plan(folder, section, dtype=dtype, quantize=kind, max_model_len=0).tokens or 0
+        for folder, dtype, kind in (
+            (tmp_path, "auto", "auto"), (tmp_path, "auto", "none"), (source, "bfloat16", "none"),
+        )
+    ]  # fmt: skip
+    assert tokens[0] > tokens[1]
+    assert abs(tokens[1] / tokens[2] - 1) < 0.02
 
 
 def test_one_that_is_too_small_holds_nothing_and_the_worker_says_why() -> None:
