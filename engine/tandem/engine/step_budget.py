@@ -19,7 +19,7 @@ TELLING_STEP = 64
 """Tokens of a step from which on its prefill rate counts. A smaller step shows the fixed cost instead, of which a rate
 would make the next chunk smaller still."""
 SHORT_REST = TELLING_STEP - 1
-REST_SHARE = 4
+REST_SHARE = 5
 """In a step without decodes a prompt's rest goes with a longer chunk before it if it has SHORT_REST tokens at most, or
 one REST_SHARE-th of that chunk's: in a step of its own it would take twice as long, and its prompt waits for it."""
 _FORGET = 1.001  # by this the shortest small step grows with each step
