@@ -23,7 +23,7 @@ FORMATS = {
 }
 COARSE = ("w8a8", "int4", "w4a16")
 LAYOUT = ("--prefill", "1", "--decode", "2", "--disaggregation", "always", "--threads", "1", "--deterministic")
-CUT_OFF = 80
+CUT_OFF = 200
 """Tokens of an answer that does not end by itself: it still runs when its worker is killed."""
 
 

@@ -244,7 +244,7 @@ def _fill(
             data = part.source.read(checkpoint, mine[0], mine[-1], target.dtype)
     except SafetensorError as error:
         raise ModelError(f"{part.key} in {path} cannot be read", why=str(error), todo="download it again") from error
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, IndexError, RuntimeError) as error:  # torch's own for numbers of a wrong dtype
         raise ModelError(
             f"{part.key} in {path} cannot be unpacked", why=str(error), todo="download it again"
         ) from error

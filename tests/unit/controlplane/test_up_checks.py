@@ -96,7 +96,7 @@ def test_weights_are_counted_in_the_format_that_auto_chooses() -> None:
 
 
 def test_packed_weights_are_counted_as_what_they_are_read_into(tmp_path: Path) -> None:
-    """A file of hardly any bytes, whose numbers in float16 are computed in bfloat16 on a CPU."""
+    """Plan for an empty file of packed weights; a CPU computes float16 in bfloat16."""
     source = Path(bundled_model())
     section = dataclasses.replace(WorkerSection(), memory_bytes=GIB // 4, automatic_kv_share=0.5)
     config = json.loads((source / "config.json").read_text())

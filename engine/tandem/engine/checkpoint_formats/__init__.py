@@ -25,6 +25,5 @@ def read_format(raw: Fields) -> StoredFormat | None:
     """The format of the weights beside this config.json; None where they are plain, or of a kind that is not here.
     Raises ModelError for one that is here with settings that it cannot read."""
     values = raw.get("quantization_config") or raw.get("compression_config")
-    if not isinstance(values, dict) or values.get("quant_method") not in READERS:
-        return None
-    return READERS[values["quant_method"]](Fields(values, raw.path))
+    read = READERS.get(str(values.get("quant_method"))) if isinstance(values, dict) else None
+    return None if read is None else read(Fields(values, raw.path))

@@ -60,6 +60,11 @@ class Awq:
 
 def _fields(words: Tensor) -> Tensor:
     """[n, words] to fp32 [n, 8 · words]."""
+    import torch
+
+    from tandem.engine.checkpoint_formats.packed_numbers import expect
+
+    expect(words, torch.int32)
     shifts = words.new_tensor([_BITS * place for place in _PLACES])
     return (words[:, :, None] >> shifts).bitwise_and_(15).flatten(1).float()
 

@@ -52,13 +52,13 @@ class BitsAndBytes:
 
 
 def _bytes(weight: StoredSlice, scales: StoredSlice) -> StoredSlice:
-    from tandem.engine.checkpoint_formats.packed_numbers import PackedMatrix, finite
+    from tandem.engine.checkpoint_formats.packed_numbers import PackedMatrix, finite, one_byte
 
     outputs, inputs = weight.get_shape()
     check_shape("SCB", scales, [outputs])
 
     def read(rows: slice, columns: slice) -> Tensor:
-        return weight[rows, columns].float().mul_(finite(scales[rows])[:, None]).mul_(_OF_127)
+        return one_byte(weight[rows, columns]).mul_(finite(scales[rows])[:, None]).mul_(_OF_127)
 
     return PackedMatrix((outputs, inputs), read)
 
@@ -66,7 +66,7 @@ def _bytes(weight: StoredSlice, scales: StoredSlice) -> StoredSlice:
 def _halves(parts: Mapping[str, StoredSlice]) -> StoredSlice:
     import torch
 
-    from tandem.engine.checkpoint_formats.packed_numbers import PackedMatrix, finite
+    from tandem.engine.checkpoint_formats.packed_numbers import PackedMatrix, expect, finite
 
     state = _state(parts)
     shape, block = state.get("shape"), state.get("blocksize")
@@ -80,7 +80,7 @@ def _halves(parts: Mapping[str, StoredSlice]) -> StoredSlice:
     check_shape("weight", weight, [bytes_of, 1], [1, bytes_of])
     check_shape("absmax", absmax, [blocks])
     check_shape("quant_map", codes, [16])
-    table, scales, flat = finite(codes[:]), _scales(absmax, parts, state), weight[:].reshape(-1)
+    table, scales, flat = finite(codes[:]), _scales(absmax, parts, state), expect(weight[:], torch.uint8).reshape(-1)
 
     def read(rows: slice, columns: slice) -> Tensor:
         begin, end = rows.start * inputs, rows.stop * inputs

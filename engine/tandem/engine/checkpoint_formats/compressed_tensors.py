@@ -28,7 +28,7 @@ from tandem.engine.config_fields import Fields
 if TYPE_CHECKING:
     from torch import Tensor
 
-_PLAIN = frozenset({"int-quantized", "float-quantized", "naive-quantized", "dense"})
+_PLAIN = frozenset({"int-quantized", "float-quantized", "naive-quantized"})
 _PACKED, _NVFP4, _MXFP4 = "pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized"
 _FORMATS = _PLAIN | {_PACKED, _NVFP4, _MXFP4}
 _PARTS = ("weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape", "weight_global_scale")
@@ -85,7 +85,7 @@ class CompressedTensors:
 
 
 def _plain(scheme: Scheme, parts: Mapping[str, StoredSlice]) -> StoredSlice:
-    from tandem.engine.checkpoint_formats.packed_numbers import PackedMatrix, whole
+    from tandem.engine.checkpoint_formats.packed_numbers import PackedMatrix, one_byte, whole
 
     weight, scale = need(parts, "weight", "weight_scale")
     zeros = whole(parts["weight_zero_point"]).float() if "weight_zero_point" in parts else None
@@ -96,7 +96,7 @@ def _plain(scheme: Scheme, parts: Mapping[str, StoredSlice]) -> StoredSlice:
 
     def read(rows: slice, columns: slice) -> Tensor:
         zero, scales = spread(rows, columns)
-        return (weight[rows, columns].float() - zero).mul_(scales)
+        return (one_byte(weight[rows, columns]) - zero).mul_(scales)
 
     return PackedMatrix((outputs, inputs), read)
 
@@ -150,7 +150,7 @@ def _spread(
 def _fp4(scheme: Scheme, parts: Mapping[str, StoredSlice]) -> StoredSlice:
     import torch
 
-    from tandem.engine.checkpoint_formats.packed_numbers import PackedMatrix, finite, places, whole
+    from tandem.engine.checkpoint_formats.packed_numbers import PackedMatrix, expect, finite, places, whole
 
     weight, scale = need(parts, "weight_packed", "weight_scale")
     outputs, halves = weight.get_shape()
@@ -172,7 +172,7 @@ def _fp4(scheme: Scheme, parts: Mapping[str, StoredSlice]) -> StoredSlice:
 
     def read(rows: slice, columns: slice) -> Tensor:
         some = slice(columns.start // 2, -(-columns.stop // 2))
-        both = weight[rows, some]
+        both = expect(weight[rows, some], torch.uint8)
         fields = torch.stack((both & 15, both >> 4), 2).flatten(1)
         mine = slice(columns.start - 2 * some.start, columns.stop - 2 * some.start)
         return table[fields[:, mine].long()].mul_(scales_of(rows)[:, places(columns, group)])

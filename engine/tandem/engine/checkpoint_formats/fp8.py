@@ -43,7 +43,7 @@ class Fp8:
 
 def scaled_matrix(weight: StoredSlice, scale: StoredSlice, blocks: tuple[int, int] | None) -> StoredSlice:
     """Numbers of one byte with scales of blocks, of outputs, or of all. Raises ValueError where these do not fit."""
-    from tandem.engine.checkpoint_formats.packed_numbers import PackedMatrix, finite, places, whole
+    from tandem.engine.checkpoint_formats.packed_numbers import PackedMatrix, finite, one_byte, places, whole
 
     outputs, inputs = weight.get_shape()
     rows_a_scale, columns_a_scale = blocks or (1, max(1, inputs))
@@ -57,7 +57,7 @@ def scaled_matrix(weight: StoredSlice, scale: StoredSlice, blocks: tuple[int, in
 
     def read(rows: slice, columns: slice) -> Tensor:
         spread = scales[places(rows, rows_a_scale)][:, places(columns, columns_a_scale)]
-        return weight[rows, columns].float().mul_(spread)
+        return one_byte(weight[rows, columns]).mul_(spread)
 
     return PackedMatrix((outputs, inputs), read)
 

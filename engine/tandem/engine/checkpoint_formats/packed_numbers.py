@@ -38,7 +38,8 @@ class PackedMatrix:
 
 def unpack_dense(words: Tensor, bits: int, fields: slice) -> Tensor:
     """Fields of `bits` along the last dimension of int32 `words`, lowest bits first, as int64; a field may lie in two
-    words. Raises ValueError where the words have fewer."""
+    words. Raises ValueError where the words have fewer, or another dtype."""
+    expect(words, torch.int32)
     if fields.stop * bits > words.shape[-1] * _WORD:
         raise ValueError(f"{fields.stop} numbers of {bits} bits do not fit {words.shape[-1]} words")
     begin = torch.arange(fields.start, fields.stop) * bits
@@ -47,6 +48,20 @@ def unpack_dense(words: Tensor, bits: int, fields: slice) -> Tensor:
     lower = wide[..., word] >> shift
     upper = wide[..., (word + 1).clamp_(max=words.shape[-1] - 1)] << (_WORD - shift)
     return lower.bitwise_or_(upper).bitwise_and_((1 << bits) - 1)
+
+
+def expect(packed: Tensor, dtype: torch.dtype) -> Tensor:
+    """`packed`. Raises ValueError where its numbers have another dtype: they would be unpacked wrongly."""
+    if packed.dtype is not dtype:
+        raise ValueError(f"its packed numbers are {packed.dtype}, not {dtype}")
+    return packed
+
+
+def one_byte(numbers: Tensor) -> Tensor:
+    """`numbers` in fp32. Raises ValueError where they have more than a byte: such are not quantised, scales or not."""
+    if numbers.element_size() != 1:
+        raise ValueError(f"its numbers are {numbers.dtype}, which are not quantised")
+    return numbers.float()
 
 
 def finite(scales: Tensor) -> Tensor:

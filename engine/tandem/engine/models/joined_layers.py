@@ -1,4 +1,4 @@
-"""A step through layers that are joined: in one call, or in one for every few layers whose KV goes on its way early."""
+"""Passes a step through joined layers: in one call, or in a call for every few layers, to send their KV early."""
 
 from __future__ import annotations
 

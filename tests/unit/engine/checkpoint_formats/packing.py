@@ -25,7 +25,7 @@ def dense_rows(fields: Tensor, bits: int) -> Tensor:
 
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Output whose 4 bits are at each place of a word, lowest first."""
+"""The outputs in a word, by place from the lowest 4 bits up."""
 
 
 def awq_words(fields: Tensor) -> Tensor:

@@ -112,6 +112,14 @@ def test_states_that_do_not_fit_are_an_error(changes: dict[str, Any], complaint:
     assert complaint in caught.value.why
 
 
+def test_numbers_of_another_dtype_are_an_error(tmp_path: Path) -> None:
+    tensors, _ = drawn(is_nested=False)
+    tensors["a.weight"] = tensors["a.weight"].to(torch.int8)
+    with pytest.raises(ModelError, match="cannot be unpacked") as caught:
+        loaded(tmp_path, tensors, (OUTPUTS, INPUTS), OF_4)
+    assert "torch.int8, not torch.uint8" in caught.value.why
+
+
 @pytest.mark.parametrize("words", [b"not JSON", b"[1]"])
 def test_a_state_that_is_no_object_is_an_error(words: bytes, tmp_path: Path) -> None:
     tensors, _ = drawn(is_nested=False)

@@ -120,7 +120,8 @@ def test_groups_of_inputs_may_be_in_an_order_of_their_own(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"format": "marlin-24"}, "format marlin-24"), ({"config_groups": None}, "config_groups is None"),
+        ({"format": "marlin-24"}, "format marlin-24"), ({"format": "dense"}, "format dense"),
+        ({"config_groups": None}, "config_groups is None"),
         ({"config_groups": {"a": {"targets": ["Linear"]}}}, "how weights are stored"),
         ({"config_groups": {"a": {"targets": ["re:("], "weights": {}}}}, "is not valid"),
         ({"config_groups": {"a": {"targets": ["Linear"], "weights": {"strategy": "token"}}}}, "strategy token"),
@@ -133,6 +134,18 @@ def test_other_variants_are_refused(changes: dict[str, Any], complaint: str) -> 
     config = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
     with pytest.raises(ModelError, match=complaint):
         format_of(**{**config, **changes})
+
+
+def test_a_weight_that_was_not_quantised_is_not_scaled(tmp_path: Path) -> None:
+    """A checkpoint that was saved before it was compressed has scales beside plain weights."""
+    form, weights = CASES["int8, outputs"]
+    tensors, _ = compressed(form, weights, torch.float32)
+    group = {"targets": ["Linear"], "weights": weights}
+    stored = format_of(quant_method="compressed-tensors", format=form, config_groups={"group_0": group})
+    named = {f"a.{name}": tensor for name, tensor in tensors.items()} | {"a.weight": tensors["weight"].bfloat16()}
+    with pytest.raises(ModelError, match="cannot be unpacked") as caught:
+        loaded(tmp_path, named, (OUTPUTS, INPUTS), stored)
+    assert "torch.bfloat16, which are not quantised" in caught.value.why
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,7 @@ def test_other_variants_are_refused(changes: dict[str, Any], complaint: str) -> 
         ("a.g_idx", torch.zeros(5, dtype=torch.int32), "g_idx must be"),
         ("a.qzeros", torch.zeros(3, 7, dtype=torch.int32), "qzeros must be"),
         ("a.scales", torch.full((3, OUTPUTS), float("inf")).half(), "not finite"),
+        ("a.qweight", torch.zeros(12, OUTPUTS, dtype=torch.int64), "torch.int64, not torch.int32"),
     ],
 )  # fmt: skip
 def test_parts_that_do_not_fit_are_an_error(key: str, wrong: Tensor, complaint: str, tmp_path: Path) -> None:
