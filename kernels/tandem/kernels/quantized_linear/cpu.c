@@ -22,6 +22,7 @@
 #define TOP_NUMBER 120.0f /* of a column's largest, before it is rounded */
 #define LEAST_SHARE_OF_STEP 0.75f /* scales that are tried, as shares of the one with which a group's numbers span all q */
 #define MOST_SHARE_OF_STEP 1.05f
+#define TOGETHER 8 /* columns that are quantised side by side */
 
 struct weight {
     const char *weight; /* [columns][inner] in float32 or bfloat16 */
@@ -29,6 +30,10 @@ struct weight {
     float *scales;
     int32_t *sums; /* of 4 bits: minus the sums of columns */
     const float *importance; /* of 4 bits: [inner], of errors in columns; NULL = all alike */
+    /* Of 4 bits: how a number's error changes the targets behind it, [padded][padded], which is
+       inner up to whole groups; NULL = not. */
+    const float *feedback;
+    float *room; /* of 4 bits: [threads][TOGETHER][padded] */
     int64_t columns, inner, is_bf16, block_bytes, threads;
 };
 
@@ -52,7 +57,7 @@ struct weight {
 #undef ISA
 #endif
 
-typedef void weight_fn(const struct weight *, int64_t first, int64_t last);
+typedef void weight_fn(const struct weight *, int64_t first, int64_t last, float *room);
 static weight_fn *to_bytes, *to_nibbles;
 
 enum work { PRODUCT, GATED, MANY, BYTES, NIBBLES };
@@ -90,7 +95,9 @@ static void share_out(void *data) {
     if (c->work >= BYTES) {
         const struct weight *w = c->weight;
         weight_fn *run = c->work == BYTES ? to_bytes : to_nibbles;
-        run(w, w->columns * which / count, w->columns * (which + 1) / count);
+        const int64_t padded = (w->inner + GROUP - 1) / GROUP * GROUP;
+        float *room = w->room ? w->room + which * TOGETHER * padded : NULL;
+        run(w, w->columns * which / count, w->columns * (which + 1) / count, room);
         return;
     }
     const struct quantized *p = c->product;

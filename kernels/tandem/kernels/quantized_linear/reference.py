@@ -54,49 +54,68 @@ def planes_reference(numbers: Tensor) -> Tensor:
     return torch.stack((first, numbers - PLANE * first), 1).flatten(0, 1).to(torch.int8)
 
 
-def quantize_weight_reference(weight: Tensor, bits: int, importance: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def quantize_weight_reference(
+    weight: Tensor, bits: int, importance: Tensor | None = None, feedback: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """weight `[columns, inner]` as int8 numbers and fp32 scales `[columns]`: weight ≈ numbers · scale.
 
     Of 4 bits the numbers are s · q + o with q from -8 to 7, and for 32 neighbours one s from 1 to 15 and one o: those
     of the least squared error that are found; the column's scale fits the chosen numbers by least squares. Squared
     errors are weighted by `importance` `[inner]`, positive, where there is one. Two levels of scales with whole numbers
-    between them are Lin et al. 2024 (QServe), section 4.1.
+    between them are Lin et al. 2024 (QServe), section 4.1. With `feedback` (see `error_feedback`) the numbers behind one
+    make good its error, and a column's largest number alone gives its scale.
     """
     if bits == 8:
         return quantize_rows_reference(weight)
     columns, inner = weight.shape
+    by = torch.nn.functional.pad(torch.ones(inner) if importance is None else importance.float(), (0, -inner % GROUP))
     wide = torch.nn.functional.pad(weight.float(), (0, -inner % GROUP))
-    inside = torch.nn.functional.pad(torch.ones(inner), (0, -inner % GROUP)).view(1, -1, GROUP)
-    by = inside
-    if importance is not None:
-        by = torch.nn.functional.pad(importance.float(), (0, -inner % GROUP)).view(1, -1, GROUP)
     top = wide.abs().amax(1)
-    is_used = top >= LEAST
-    targets = (wide * torch.where(is_used, _over(_TOP_NUMBER, top), 0.0)[:, None]).view(columns, -1, GROUP)
-    low, high = targets.amin(2), targets.amax(2)
-    step = (high - low) / 15
-    first, last = (_STEP_SHARES[0] * step).floor().clamp_(1, 15), (_STEP_SHARES[1] * step).ceil().clamp_(1, 15)
-    best, least = torch.zeros_like(targets), torch.full_like(step, torch.inf)
-    for scale in range(1, 16):
-        for start in ((low + high + scale) / 2, low + 8 * scale, high - 7 * scale):
-            offset = start.round()
-            for _ in range(2):
-                rest = (targets - scale * _nearest(targets, scale, offset)) * by
-                offset = (rest.sum(2) / by.sum(2)).round_().clamp_(8 * scale - 127, 127 - 7 * scale)
-            values = (scale * _nearest(targets, scale, offset) + offset[..., None]) * inside
-            error = (targets - values).square_().mul_(by).sum(2)
-            is_better = (error < least) & (first <= scale) & (scale <= last)
-            best[is_better], least[is_better] = values[is_better], error[is_better]
-    values = best.view(columns, -1)
-    wanted, found = targets.view(columns, -1).double(), values.double()
-    weighted = found * by.view(1, -1).double()
+    targets = wide * torch.where(top >= LEAST, _over(_TOP_NUMBER, top), 0.0)[:, None]
+    values = torch.zeros_like(targets)
+    for first in range(0, inner, GROUP):
+        last = first + GROUP
+        group = targets[:, first:last]
+        scale, offset = _grid(group, by[first:last])
+        if feedback is not None:
+            errors = torch.empty_like(group)
+            for one in range(GROUP):
+                target = group[:, one]
+                errors[:, one] = target - scale * _nearest(target, scale, offset) - offset
+                group[:, one + 1 :] -= errors[:, one, None] * feedback[first + one, first + one + 1 : last]
+            targets[:, last:] -= errors @ feedback[first:last, last:]
+        values[:, first:last] = scale[:, None] * _nearest(group, scale[:, None], offset[:, None]) + offset[:, None]
+    if feedback is not None:
+        return values[:, :inner].to(torch.int8), torch.where(top >= LEAST, top / _TOP_NUMBER, 0.0)
+    wanted, found = targets[:, :inner].double(), values[:, :inner].double()
+    weighted = found * by[:inner].double()
     met, own = (wanted * weighted).sum(1), (found * weighted).sum(1)
     fitted = torch.where(own > 0, top.double() / _TOP_NUMBER * (met / own), 0.0)
     return values[:, :inner].to(torch.int8), fitted.float()
 
 
-def _nearest(targets: Tensor, scale: int, offset: Tensor) -> Tensor:
-    return ((targets - offset[..., None]) * (1.0 / scale)).round_().clamp_(-8, 7)
+def _grid(targets: Tensor, by: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales and offsets `[columns]` of one group: targets `[columns, GROUP]`, errors weighted `by` `[GROUP]`."""
+    low, high = targets.amin(1), targets.amax(1)
+    step = (high - low) / 15
+    first, last = (_STEP_SHARES[0] * step).floor().clamp_(1, 15), (_STEP_SHARES[1] * step).ceil().clamp_(1, 15)
+    best, chosen, least = torch.ones_like(step), torch.zeros_like(step), torch.full_like(step, torch.inf)
+    for number in range(1, 16):
+        scale = torch.full_like(step, number)
+        for start in ((low + high + scale) / 2, low + 8 * scale, high - 7 * scale):
+            offset = start.round()
+            for _ in range(2):
+                rest = (targets - number * _nearest(targets, scale[:, None], offset[:, None])) * by
+                offset = (rest.sum(1) / by.sum()).round_().clamp_(8 * number - 127, 127 - 7 * number)
+            values = number * _nearest(targets, scale[:, None], offset[:, None]) + offset[:, None]
+            error = (targets - values).square_().mul_(by).sum(1)
+            is_better = (error < least) & (first <= scale) & (scale <= last)
+            best[is_better], chosen[is_better], least[is_better] = scale[is_better], offset[is_better], error[is_better]
+    return best, chosen
+
+
+def _nearest(targets: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
+    return ((targets - offset) * (1.0 / scale)).round_().clamp_(-8, 7)
 
 
 def quantized_linear_reference(

@@ -12,6 +12,7 @@ from torch import Tensor
 from tandem.core.cpu_level import CpuLevel, cpu_level
 from tandem.kernels.cpu_library import library_of
 from tandem.kernels.cpu_memory import collect_into_huge_pages
+from tandem.kernels.quantized_linear.error_feedback import error_feedback, squares_of
 from tandem.kernels.quantized_linear.reference import (
     GROUP,
     OUTLIERS,
@@ -48,6 +49,7 @@ AVX2_PATH, AMX_PATH = 2, 3
 TILE, COLUMNS = 64, 64
 """Inner numbers of a tile of the matrix unit; columns of a block, and of the part that the C code gates at a time."""
 _UNPACKED_BLOCKS = 2
+_TOGETHER = 8
 _GROUP_BYTES = 2 * COLUMNS + COLUMNS * GROUP // 2
 
 
@@ -68,8 +70,9 @@ class QuantizedWeight:
     `packed` for oneDNN's products where they are exact, plain int8 `numbers` elsewhere. Raises ValueError for a weight
     that no kind of sum can hold, and TypeError for another dtype.
 
-    `importance` `[inner]`, positive: mean squares of the inputs. Of 4 bits it weights errors, see
-    `quantize_weight_reference`; of 8 the inner numbers with the largest ones, `outliers` of them, have second numbers.
+    `importance`: mean squares of the inputs, `[inner]` and positive, or mean products of any two, `[inner, inner]`. Of 4
+    bits they weight errors, see `quantize_weight_reference`; of 8 the inner numbers with the largest squares, `outliers`
+    of them, have second numbers.
     `summed`: inner numbers of a product, those included.
     """
 
@@ -88,7 +91,8 @@ class QuantizedWeight:
             raise ValueError(
                 f"{outliers} outliers of {self.inner} numbers of {bits} bits: {OUTLIERS} of 8 bits are possible"
             )
-        self.outliers = _largest(importance, outliers) if outliers else None
+        squares = squares_of(importance)
+        self.outliers = _largest(squares, outliers) if outliers else None
         self.summed = self.inner + outliers
         self.bits, self.dtype = bits, weight.dtype
         self.scales = torch.zeros(_padded(self.columns), dtype=torch.float32)
@@ -98,27 +102,30 @@ class QuantizedWeight:
         self.sums: Tensor | None = None
         self._kept: Tensor | None = None
         has_code = LIBRARY.serves()
+        feedback = error_feedback(importance) if bits == 4 else None
         if bits == 4 and has_code:
-            self._make_nibbles(weight.contiguous(), importance)
+            self._make_nibbles(weight.contiguous(), squares, feedback)
         else:
-            self._make_bytes(weight.contiguous(), importance, has_code=has_code)
+            self._make_bytes(weight.contiguous(), squares, feedback, has_code=has_code)
         if self.layout is not None:
             blocks = -(-self.columns // COLUMNS)
             collect_into_huge_pages(self.layout.address, blocks * self.layout.block_bytes)
 
-    def _make_nibbles(self, weight: Tensor, importance: Tensor | None) -> None:
+    def _make_nibbles(self, weight: Tensor, squares: Tensor | None, feedback: Tensor | None) -> None:
         block_bytes = -(-self.inner // GROUP) * _GROUP_BYTES
         self._kept = torch.zeros((_padded(self.columns) // COLUMNS, block_bytes), dtype=torch.uint8)
         self.sums = torch.zeros(_padded(self.columns), dtype=torch.int32)
-        self._quantize(NIBBLES, weight, self._kept, block_bytes, importance)
+        self._quantize(NIBBLES, weight, self._kept, block_bytes, squares, feedback)
         self.layout = Layout(self._kept.data_ptr(), block_bytes, 4, self.sums.data_ptr())
 
-    def _make_bytes(self, weight: Tensor, importance: Tensor | None, *, has_code: bool) -> None:
+    def _make_bytes(
+        self, weight: Tensor, squares: Tensor | None, feedback: Tensor | None, *, has_code: bool
+    ) -> None:
         if has_code:
             numbers = torch.empty((self.columns, self.inner), dtype=torch.int8)
             self._quantize(BYTES, weight, numbers, 0)
         else:
-            found = quantize_weight_reference(weight, self.bits, importance)
+            found = quantize_weight_reference(weight, self.bits, squares, feedback)
             numbers, self.scales[: self.columns] = found
         if self.outliers is not None:
             scales = self.scales[: self.columns]
@@ -134,14 +141,16 @@ class QuantizedWeight:
             self.numbers = numbers
 
     def _quantize(
-        self, work: int, weight: Tensor, numbers: Tensor, block_bytes: int, importance: Tensor | None = None
-    ) -> None:
-        sums = 0 if self.sums is None else self.sums.data_ptr()
-        by = None if importance is None else importance.float().contiguous()
+        self, work: int, weight: Tensor, numbers: Tensor, block_bytes: int, squares: Tensor | None = None,
+        feedback: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        threads = torch.get_num_threads()
+        by = None if squares is None else squares.float().contiguous()
+        room = torch.empty((threads, _TOGETHER, -(-self.inner // GROUP) * GROUP) if work == NIBBLES else 0)
+        given = [0 if one is None else one.data_ptr() for one in (self.sums, by, feedback)]
         LIBRARY.call((
-            work, weight.data_ptr(), numbers.data_ptr(), self.scales.data_ptr(), sums,
-            0 if by is None else by.data_ptr(), self.columns, self.inner, weight.dtype is torch.bfloat16, block_bytes,
-            torch.get_num_threads(),
+            work, weight.data_ptr(), numbers.data_ptr(), self.scales.data_ptr(), *given, room.data_ptr(), self.columns,
+            self.inner, weight.dtype is torch.bfloat16, block_bytes, threads,
         ))  # fmt: skip
 
 
