@@ -336,6 +336,7 @@ def model() -> Schema:
             "servedNames": several({"type": "string", "minLength": 1}),
             "dtype": {"enum": ["auto", *DTYPES]},
             "quantize": {"enum": [*QUANTISATIONS]},
+            "quantizeCalibration": TEXT,
             "maxModelLen": COUNT,
             "chatTemplate": TEXT,
             "toolFormat": {"enum": [*ToolFormatName]},

@@ -252,6 +252,7 @@ class RunningCluster:
             revision=member.revision or pool.revision,
             dtype=model.dtype,
             quantize=model.quantize,
+            quantize_calibration=model.quantize_calibration,
             max_model_len=model.max_model_len,
             redis_url=self._redis.url,
             secret_file=str(self._held.state.secret_file),

@@ -36,6 +36,7 @@ class ResolvedModel:
     reasoning_format: ReasoningFormatName
     dtype: str
     quantize: str
+    quantize_calibration: str
     max_model_len: int
     counts: dict[RoleName, int]
     pools: tuple[Pool, ...]
@@ -61,6 +62,11 @@ def check_models(config: ClusterConfig) -> None:
         if section.quantize not in QUANTISATIONS:
             what = f"{_name('quantize', number)} is {section.quantize!r}"
             raise ConfigError(what, todo=f"Use one of {', '.join(QUANTISATIONS)}")
+        if section.quantize_calibration and section.quantize in ("none", "w8a8"):
+            raise ConfigError(
+                f"{_name('quantize_calibration', number)} has no use with {_name('quantize', number)} {section.quantize}",
+                todo="Leave it out, or use int8, int4 or w4a16",
+            )
         length, name = section.max_model_len, _name("max_model_len", number)
         if 0 < length < _SHORTEST_CONTEXT:
             todo = f"Use {_SHORTEST_CONTEXT} or more, or 0 for what the model allows"
@@ -96,11 +102,12 @@ def resolve_models(config: ClusterConfig) -> tuple[ResolvedModel, ...]:
             ResolvedModel(
                 source=source,
                 served_names=section.served_names or (source.name,),
-                chat_template=_template(section.chat_template, number),
+                chat_template=_file("chat_template", section.chat_template, number),
                 tool_format=section.tool_format,
                 reasoning_format=section.reasoning_format,
                 dtype=section.dtype,
                 quantize=section.quantize,
+                quantize_calibration=_file("quantize_calibration", section.quantize_calibration, number),
                 max_model_len=section.max_model_len,
                 counts=counts,
                 pools=_pools(config, source, counts, number),
@@ -161,12 +168,12 @@ def _check_names(models: Sequence[ResolvedModel]) -> None:
             seen[name] = model.source.name
 
 
-def _template(given: str, number: int) -> str:
+def _file(field: str, given: str, number: int) -> str:
     if not given:
         return ""
     path = expand_user(given).absolute()
     if not path.is_file():
-        raise ConfigError(f"{_name('chat_template', number)} is {given!r}", why="no such file", todo="Check the path")
+        raise ConfigError(f"{_name(field, number)} is {given!r}", why="no such file", todo="Check the path")
     return str(path)
 
 

@@ -17,6 +17,7 @@ FLAGS: Final = {
     "--chat-template": "model.chat_template",
     "--dtype": "model.dtype",
     "--quantize": "model.quantize",
+    "--quantize-calibration": "model.quantize_calibration",
     "--max-model-len": "model.max_model_len",
     "--prefill": "pools.prefill",
     "--decode": "pools.decode",

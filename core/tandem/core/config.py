@@ -76,7 +76,8 @@ class ModelSection:
     """`[model]`: a local folder, GGUF file, name or hub id; "" means the default one.
 
     `max_model_len` 0 = what the model allows. `chat_template`: a file to use in place of the model's own template.
-    `quantize`: a format of weights made at load, "auto" or "none" (docs/models.md).
+    `quantize`: a format of weights made at load, "auto" or "none" (docs/models.md). `quantize_calibration`: a text file
+    that workers can read, which tells the inputs whose errors matter; "" = random tokens do.
     """
 
     path: str = ""
@@ -88,6 +89,7 @@ class ModelSection:
     tool_format: ToolFormatName = ToolFormatName.AUTO
     reasoning_format: ReasoningFormatName = ReasoningFormatName.AUTO
     quantize: str = "none"
+    quantize_calibration: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -422,6 +424,7 @@ class WorkerConfig:
     log_level: str = "INFO"
     log_format: str = "text"
     quantize: str = "none"
+    quantize_calibration: str = ""
     settings: WorkerSection = field(default_factory=WorkerSection)
 
 

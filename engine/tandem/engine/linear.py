@@ -7,7 +7,7 @@ was cut for its rank, so that each rank has scales of its own. KV stays in the m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tandem.core.errors import ConfigError
+from tandem.engine.calibration_text import calibration_digest
 from tandem.engine.model_config import ModelConfig
 from tandem.engine.weight_formats import QUANTISATIONS, QUANTISED_DTYPES, QUANTISED_FAMILIES
 from tandem.kernels.float_linear import LIBRARY as FLOAT_LINEAR
@@ -46,8 +47,13 @@ class Quantizer:
         bits. 0 where weights gain nothing from it."""
         return 512 if self._format.bits == 4 else 64 if self._format.outliers else 0
 
+    @property
+    def uses_products(self) -> bool:
+        """True where weights gain from mean products of inputs, which a text tells and random tokens do not."""
+        return self._format.bits == 4
+
     def weight(self, tensor: Tensor, importance: Tensor | None = None) -> QuantizedWeight:
-        """`tensor` [out_features, in_features], quantised; it may be freed. `importance`: of inputs, [in_features]."""
+        """`tensor` [out_features, in_features], quantised; it may be freed. `importance`: see `QuantizedWeight`."""
         return QuantizedWeight(tensor, self._format.bits, importance, self._format.outliers_of(tensor.shape[1]))
 
     def linear(self, weight: QuantizedWeight, bias: Tensor | None) -> QuantizedLinear:
@@ -59,13 +65,14 @@ class Quantizer:
         return sum(packed_bytes(columns, inner + one.outliers_of(inner), one.bits) for columns, inner in shapes)
 
 
-def format_of(kind: str) -> str:
-    """The bits of weights and rows of `--quantize kind`, and the columns with second numbers, as in "w8a16+32": workers
-    of others compute other KV."""
+def format_of(kind: str, calibration: Sequence[int] = ()) -> str:
+    """The bits of weights and rows of `--quantize kind`, the columns with second numbers, as in "w8a16+32", and the text
+    of `calibration`: workers of others compute other KV."""
     if kind == "none":
         return "none"
     bits, row_bits, outliers = FORMATS[kind]
-    return f"w{bits}a{row_bits}" + (f"+{outliers}" if outliers else "")
+    text = f"@{calibration_digest(calibration)}" if calibration else ""
+    return f"w{bits}a{row_bits}" + (f"+{outliers}" if outliers else "") + text
 
 
 def quantizer_for(kind: str, config: ModelConfig, *, device: torch.device, dtype: str) -> Quantizer | None:

@@ -57,7 +57,7 @@ class ModelRunner:
     pass between two calls of `on_layers`: a larger one costs less, a smaller one lets a transfer start earlier; a step
     of few sequences with a token each makes one call, where layers are joined. `kv_dtype` "auto" takes the compute
     dtype; attention always computes in the compute dtype. `enter` is called with phases as they begin. `quantize`: one
-    of QUANTISATIONS; "auto" as in `chosen_format`. `bounds`: the largest step, for which `memory` is planned; raises
+    of QUANTISATIONS; "auto" as in `chosen_format`; `calibration`: tokens of a text for it. `bounds`: the largest step, for which `memory` is planned; raises
     StartupError if that is not free. With `has_graphs` a GPU that is the only rank captures decode steps as CUDA
     graphs, where no layer asks the host.
 
@@ -71,7 +71,7 @@ class ModelRunner:
         kv_bytes: int | None = None, num_blocks: int | None = None, max_model_len: int = 0,
         is_deterministic: bool = False, layer_group: int = 4, kv_dtype: str = "auto", group: TensorGroup | None = None,
         bounds: StepBounds | None = None, quantize: str = "none", enter: Callable[[StartPhase], None] = lambda _: None,
-        has_graphs: bool = True, automatic: AutomaticKV | None = None,
+        has_graphs: bool = True, automatic: AutomaticKV | None = None, calibration: Sequence[int] = (),
     ) -> None:  # fmt: skip
         for name, value in (("block_tokens", block_tokens), ("layer_group", layer_group)):
             if value < 1:
@@ -99,7 +99,7 @@ class ModelRunner:
             counts = block_counts(self.layout, kv_bytes, num_blocks, self.max_model_len)
         self._decoder = Decoder(
             self.config, dtype=TORCH_DTYPES[self.dtype], max_positions=self.max_model_len,
-            is_deterministic=is_deterministic, group=self.group, quantizer=quantizer,
+            is_deterministic=is_deterministic, group=self.group, quantizer=quantizer, calibration=calibration,
         )  # fmt: skip
         bounds = bounds or StepBounds()
         sizes = graph_sizes(bounds.sequences) if has_graphs and self._can_capture() else ()

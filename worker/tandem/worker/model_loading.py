@@ -16,6 +16,7 @@ from tandem.core.ids import GroupId
 from tandem.core.kv_compatibility import Fingerprint
 from tandem.core.logs import event
 from tandem.core.start_times import StartPhase
+from tandem.engine.calibration_text import read_calibration_text
 from tandem.engine.kv_pool import PoolCopies
 from tandem.engine.linear import format_of
 from tandem.engine.memory_plan import AutomaticKV, StepBounds
@@ -69,18 +70,24 @@ def load_model(
     rank = group.rank if group is not None else 0
     device = rank_device(config, rank)
     folder = Path(config.model_dir)
-    layers = read_model_config(folder).layers
+    model = read_model_config(folder)
+    text: tuple[int, ...] = ()
+    if config.quantize_calibration:
+        text = read_calibration_text(
+            config.quantize_calibration, folder, vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids
+        )
     runner = ModelRunner(
         model_dir=folder,
         dtype=config.dtype,
         quantize=config.quantize,
+        calibration=text,
         device=device,
         block_tokens=settings.block_tokens,
         kv_bytes=settings.kv_memory_bytes or None,
         automatic=None if settings.kv_memory_bytes else automatic_kv(settings, device),
         max_model_len=config.max_model_len,
         is_deterministic=settings.is_deterministic,
-        layer_group=1 if rank else settings.layer_group or -(-layers // LAYER_GROUPS),
+        layer_group=1 if rank else settings.layer_group or -(-model.layers // LAYER_GROUPS),
         kv_dtype=settings.kv_dtype,
         group=group,
         bounds=StepBounds(tokens=settings.max_step_tokens, sequences=settings.max_sequences),
@@ -89,7 +96,7 @@ def load_model(
     )
     source = ModelSource(name=config.model, path=folder, commit=config.commit)
     identity = fingerprint(
-        source, runner.config, compute_dtype=runner.dtype, weight_quantisation=format_of(runner.quantize)
+        source, runner.config, compute_dtype=runner.dtype, weight_quantisation=format_of(runner.quantize, text)
     )
     return runner, _pools(runner, device), identity
 

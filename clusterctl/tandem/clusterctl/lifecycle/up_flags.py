@@ -72,6 +72,12 @@ class UpFlags:
             "it is possible; none = as they are."
         ),
     ] = None
+    quantize_calibration: Annotated[
+        str | None,
+        typer.Option(
+            help="Text file such as the model will read and write: --quantize int8, int4 or w4a16 keep what matters there."
+        ),
+    ] = None
     max_model_len: Annotated[int | None, typer.Option(help="Longest context in tokens; 0 = the model's.")] = None
     kv_memory: Annotated[
         str | None, typer.Option(help="Memory for KV of each worker, such as 256MiB, or auto: from what is free.")

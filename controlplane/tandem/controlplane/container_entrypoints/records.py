@@ -105,6 +105,7 @@ def worker_config(config: ClusterConfig, pod: PodIdentity, seat: WorkerPodRecord
         revision=seat.revision,
         dtype=config.model.dtype,
         quantize=config.model.quantize,
+        quantize_calibration=config.model.quantize_calibration,
         max_model_len=config.model.max_model_len,
         redis_url=with_password(config.redis.url, pod.redis_password),
         secret_file=str(pod.secret_file),

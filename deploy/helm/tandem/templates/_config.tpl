@@ -33,6 +33,7 @@
     "served_names" $model.servedNames
     "dtype" $model.dtype
     "quantize" $model.quantize
+    "quantize_calibration" $model.quantizeCalibration
     "max_model_len" $model.maxModelLen
     "chat_template" $model.chatTemplate
     "tool_format" $model.toolFormat

@@ -1,25 +1,34 @@
-"""Finds the inputs that matter to quantised matrices: random tokens bring them.
+"""Finds the inputs that matter to quantised matrices: random tokens bring them, or those of a text.
 
 A few inputs of a real model's matrices are a hundred times the others, and the same ones whatever the text is. So
 tokens that are drawn at random tell them apart about as well as a text does (docs/models.md), and nothing has to be
-given. They pass each layer once it is loaded, before it is quantised: one layer at a time is in memory as it was.
+given. Which inputs go together only a text tells. Tokens pass each layer once it is loaded, before it is quantised: one
+layer at a time is in memory as it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from tandem.core.logs import event
+from tandem.engine.calibration_text import PIECE
 from tandem.engine.linear import Linear, make_linear
 from tandem.engine.models.quantized_weights import QuantisedWeights
 from tandem.engine.weights import Parameter
 from tandem.kernels.attention_reference import AttentionSpec, attend_span
+from tandem.kernels.float_linear import LIBRARY as FLOAT_LINEAR
+from tandem.kernels.float_linear import FloatLinear
 
 SEED = 0
 _LEAST_SHARE = 1e-3
 """Of the mean: columns that none of the tokens used may be used by others."""
+_SAID_EVERY_S = 5.0
+_log = logging.getLogger(__name__)
 
 
 class WeightCalibration:
@@ -29,39 +38,52 @@ class WeightCalibration:
     """
 
     def __init__(
-        self, quantised: QuantisedWeights, ends: Mapping[int, int], vocab_size: int, max_positions: int
-    ) -> None:
+        self, quantised: QuantisedWeights, ends: Mapping[int, int], vocab_size: int, max_positions: int,
+        text: Sequence[int] = (),
+    ) -> None:  # fmt: skip
         self.ends = ends
         count = min(quantised.calibration_tokens, max_positions)
         self.tokens = torch.randint(vocab_size, (count,), generator=torch.Generator().manual_seed(SEED))
+        if text:
+            self.tokens = torch.tensor(text)
+        self._has_products = bool(text) and quantised.uses_products
+        self._sequence = min(PIECE, max_positions)
+        self._said_s = time.monotonic()
         self.states = torch.empty(0)
         self.is_running = False
         """True while `run` builds and passes a layer of plain weights."""
         self._quantised = quantised
         self._waiting: list[Parameter] = []
-        self._squares: dict[tuple[int, int], Tensor] = {}
+        self._met: dict[tuple[int, int], _Inputs] = {}
 
     def waits(self, parameter: Parameter) -> None:
         """Keep it as it was loaded until its layer is there."""
         self._waiting.append(parameter)
 
-    def run(self, layer: Callable[[Tensor], Tensor]) -> None:
-        """Pass the states through the `layer` of what waits, and quantise that."""
+    def run(self, index: int, build: Callable[[], Callable[[Tensor], Tensor]]) -> None:
+        """Pass the states through layer `index`, which `build` makes of what waits, and quantise that."""
+        if time.monotonic() - self._said_s > _SAID_EVERY_S:
+            self._said_s = time.monotonic()
+            event(_log, "calibrating", logging.INFO, layer=index, layers=len(self.ends), tokens=len(self.tokens))
         self.is_running = True
-        self.states = layer(self.states)
+        layer = build()
+        self.states = torch.cat([layer(sequence) for sequence in self.states.split(self._sequence)])
         self.is_running = False
         for parameter in self._waiting:
-            count = self._quantised.count_of(parameter)
-            self._quantised.quantise(parameter, [self._squares.pop((id(parameter), one), None) for one in range(count)])
+            met = [self._met.pop((id(parameter), one), None) for one in range(self._quantised.count_of(parameter))]
+            self._quantised.quantise(parameter, [None if one is None else one.importance() for one in met])
         self._waiting.clear()
-        self._squares.clear()
+        self._met.clear()
 
     def quantise_head(self, head: Parameter, norm: Callable[[Tensor], Tensor]) -> None:
         """Quantise a head that is no embedding; `norm` is the one before it."""
         self._quantised.quantise(head, [self.importance_of_head(norm)])
 
     def importance_of_head(self, norm: Callable[[Tensor], Tensor]) -> Tensor:
-        return _importance(norm(self.states))
+        met = _Inputs(has_products=self._has_products)
+        for sequence in self.states.split(self._sequence):
+            met.add(norm(sequence))
+        return met.importance()
 
     def linears(self, weight: Parameter, bias: Parameter | None) -> list[Linear]:
         """Products with a plain parameter, one of each expert or a single one, which observe what they multiply."""
@@ -69,13 +91,13 @@ class WeightCalibration:
         matrices = weight.tensor.view(count, -1, weight.tensor.shape[1]).unbind(0)
         biases = [None] * count if bias is None else bias.tensor.view(count, -1).unbind(0)
         return [
-            self._observed((id(weight), index), make_linear(matrix, one, is_deterministic=True))
+            self._observed((id(weight), index), _same_for_any_threads(matrix, one))
             for index, (matrix, one) in enumerate(zip(matrices, biases, strict=True))
         ]
 
     def _observed(self, key: tuple[int, int], linear: Linear) -> Linear:
         def observe(x: Tensor) -> Tensor:
-            self._squares[key] = _importance(x)
+            self._met.setdefault(key, _Inputs(has_products=self._has_products)).add(x)
             return linear(x)
 
         return observe
@@ -96,7 +118,31 @@ def attend_causally(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Ten
     return mixed.view(kv_heads, tokens, -1, width).transpose(0, 1).reshape(q.shape).to(q.dtype)
 
 
-def _importance(x: Tensor) -> Tensor:
-    """Mean squares of the columns of x [T, columns], fp32."""
-    squares = x.float().square().mean(0)
-    return squares.clamp_min_(_LEAST_SHARE * float(squares.mean()) + torch.finfo(torch.float32).tiny)
+def _same_for_any_threads(weight: Tensor, bias: Tensor | None) -> Linear:
+    if weight.dtype is torch.float32 and FLOAT_LINEAR.serves():
+        return FloatLinear(weight, bias)
+    return make_linear(weight, bias, is_deterministic=True)
+
+
+class _Inputs:
+    """Squares of the inputs of one matrix, or with `has_products` products of any two, summed up in fp32."""
+
+    def __init__(self, *, has_products: bool) -> None:
+        self._has_products, self._sum, self._rows = has_products, torch.zeros(1), 0
+
+    def add(self, x: Tensor) -> None:
+        """Inputs x [T, columns]; the sum is the same for any threads."""
+        wide = x.float()
+        if self._has_products:
+            columns = wide.t().contiguous()
+            found = _same_for_any_threads(columns, None)(columns)
+        else:
+            found = wide.square().sum(0)
+        self._sum, self._rows = found.add_(self._sum), self._rows + len(x)
+
+    def importance(self) -> Tensor:
+        """Mean squares [columns] or mean products [columns, columns]; squares are at least _LEAST_SHARE of theirs."""
+        found = self._sum / self._rows
+        squares = found.diagonal() if self._has_products else found
+        squares.clamp_min_(_LEAST_SHARE * float(squares.mean()) + torch.finfo(torch.float32).tiny)
+        return found

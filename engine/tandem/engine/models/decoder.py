@@ -85,18 +85,19 @@ class LayerParameters:
 class Decoder:
     """Built on the meta device; `load` gives it memory. Not thread-safe: the step loop owns it.
 
-    `max_positions` bounds the positions that may be asked for. `group` has the ranks that share the model: all of them
+    `max_positions` bounds the positions that may be asked for. `calibration`: tokens of a text for quantised weights;
+    without, random ones are drawn. `group` has the ranks that share the model: all of them
     call `forward` with the same tokens. Raises ModelError if they cannot split it.
     """
 
     def __init__(
         self, config: ModelConfig, *, dtype: torch.dtype, max_positions: int, is_deterministic: bool = False,
-        group: TensorGroup | None = None, quantizer: Quantizer | None = None,
+        group: TensorGroup | None = None, quantizer: Quantizer | None = None, calibration: Sequence[int] = (),
     ) -> None:  # fmt: skip
         self.config, self.dtype, self.max_positions = config, dtype, max_positions
         self._group = SingleRank() if group is None else group
         self._tp_size, self._is_deterministic = self._group.size, is_deterministic
-        self._quantizer = quantizer
+        self._quantizer, self._calibration_text = quantizer, calibration
         self._backend = REFERENCE if is_deterministic else None
         check_tp(config, self._tp_size)
         split = TensorSplit.PADDED_ROWS
@@ -153,7 +154,9 @@ class Decoder:
             self._embedding_scale = float(torch.tensor(self.config.embedding_scale, dtype=self.dtype))
             if self._quantised is not None and self._quantised.calibration_tokens:
                 ends = {id(layer.members()[-1]): index for index, layer in enumerate(self.layers)}
-                self._calibration = WeightCalibration(self._quantised, ends, self.config.vocab_size, self.max_positions)
+                self._calibration = WeightCalibration(
+                    self._quantised, ends, self.config.vocab_size, self.max_positions, self._calibration_text
+                )
             load_weights(
                 model_dir, self.parameters(), device=device, tp_rank=self._group.rank,
                 tp_size=self._tp_size, ignored_keys=ignored, ignored_prefixes=unused,
@@ -397,17 +400,21 @@ class Decoder:
         else:
             calibration.waits(parameter)
             if (index := calibration.ends.get(id(parameter))) is not None:
-                calibration.run(partial(self._pass_plain, index, self.layers[index]))
+                calibration.run(index, partial(self._plain_layer, index, self.layers[index]))
 
-    def _pass_plain(self, index: int, layer: LayerParameters, x: Tensor) -> Tensor:
-        """Calibration's x [T, hidden] behind a layer whose weights are loaded, and not quantised."""
-        made, places = self._prepare(index, layer), torch.arange(len(x))
-        q, k, v = made.project(x, *self._rotations[made.rope].index_select(0, places).unbind(1))
+    def _plain_layer(self, index: int, layer: LayerParameters) -> Callable[[Tensor], Tensor]:
+        """The layer, whose weights are loaded and not quantised, over a sequence's states [T, hidden]."""
+        made = self._prepare(index, layer)
         spec = AttentionSpec(
             scale=self.config.attention_scale, window=self.config.window_of(index),
             softcap=self.config.attention_softcap, sinks=None if layer.sinks is None else layer.sinks.tensor.float(),
         )  # fmt: skip
-        return made.finish(x, attend_causally(q, k, v, spec))
+
+        def passed(x: Tensor) -> Tensor:
+            q, k, v = made.project(x, *self._rotations[made.rope].index_select(0, torch.arange(len(x))).unbind(1))
+            return made.finish(x, attend_causally(q, k, v, spec))
+
+        return passed
 
     def _normed(self, linear: Linear, weight: Parameter | None) -> Linear:
         """`linear` and the norm behind it, if the family has one."""

@@ -118,9 +118,7 @@ class QuantizedWeight:
         self._quantize(NIBBLES, weight, self._kept, block_bytes, squares, feedback)
         self.layout = Layout(self._kept.data_ptr(), block_bytes, 4, self.sums.data_ptr())
 
-    def _make_bytes(
-        self, weight: Tensor, squares: Tensor | None, feedback: Tensor | None, *, has_code: bool
-    ) -> None:
+    def _make_bytes(self, weight: Tensor, squares: Tensor | None, feedback: Tensor | None, *, has_code: bool) -> None:
         if has_code:
             numbers = torch.empty((self.columns, self.inner), dtype=torch.int8)
             self._quantize(BYTES, weight, numbers, 0)

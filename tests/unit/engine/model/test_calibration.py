@@ -69,13 +69,37 @@ def test_tokens_pass_every_layer_as_it_was(
     assert len(run.given) >= 4 * plain.config.layers, "every matrix of a layer, and experts that were chosen"
 
 
-def test_it_is_the_same_whatever_the_threads(model_folder: Callable[[str], Path], runs: list[Watched]) -> None:
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt_oss"])
+def test_a_longer_text_passes_as_several_sequences(
+    name: str, model_folder: Callable[[str], Path], runs: list[Watched]
+) -> None:
+    """The second one begins at the first position; a matrix meets all of them, two inputs at a time."""
+    folder, sizes = model_folder(name), dict[str, Any](num_blocks=160, max_model_len=128, dtype="float32")
+    text = torch.randint(256, (200,), generator=torch.Generator().manual_seed(3)).tolist()
+    ModelRunner(model_dir=folder, quantize="int4", calibration=text, **sizes)
+    (run,) = runs
+    plain = ModelRunner(model_dir=folder, **sizes)
+    expected = torch.cat([Driver(plain).chunked("a", part, 128) for part in (text[:128], text[128:])])
+    head = plain._decoder._to_logits(run.normed).float()
+    torch.testing.assert_close(plain._decoder._capped(head), expected, atol=2e-4, rtol=2e-4)
+    for one in run.given:
+        assert one.dim() == 2
+        assert torch.equal(one, one.t())
+        assert (one.diagonal() > 0).all()
+
+
+@pytest.mark.parametrize("text", [(), tuple(range(200))])
+def test_it_is_the_same_whatever_the_threads(
+    text: tuple[int, ...], model_folder: Callable[[str], Path], runs: list[Watched]
+) -> None:
     """Workers of one model exchange KV: their weights are the same to the bit."""
     threads = torch.get_num_threads()
     try:
         for count in (1, 2):
             torch.set_num_threads(count)
-            ModelRunner(model_dir=model_folder("qwen3"), quantize="int4", num_blocks=4, max_model_len=64)
+            ModelRunner(
+                model_dir=model_folder("qwen3"), quantize="int4", num_blocks=4, max_model_len=64, calibration=text
+            )
     finally:
         torch.set_num_threads(threads)
     first, second = (run.given for run in runs)

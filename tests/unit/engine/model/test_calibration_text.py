@@ -1,0 +1,71 @@
+"""Test the text of `--quantize-calibration`: what is read, what is refused, and what a model gains."""
+
+import argparse
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.core.errors import ConfigError
+from tandem.engine.calibration_text import MOST_TOKENS, PIECE, read_calibration_text
+from tandem.engine.linear import format_of
+from tandem.engine.model_config import read_model_config
+from tandem.engine.runner import ModelRunner
+from tests.unit.engine.model.driver import Driver
+
+
+def read(file: Path, model: Path) -> tuple[int, ...]:
+    config = read_model_config(model)
+    return read_calibration_text(str(file), model, vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids)
+
+
+@pytest.fixture
+def model(model_folder: Callable[[str], Path]) -> Path:
+    return model_folder("bundled")
+
+
+def test_pieces_come_from_all_over_the_file(model: Path, tmp_path: Path) -> None:
+    """Of a long text whose second half has another word, both halves are read."""
+    file = tmp_path / "text"
+    file.write_text("red " * 40_000 + "blue " * 40_000)
+    tokens = read(file, model)
+    assert len(tokens) == MOST_TOKENS
+    file.write_text("red " * PIECE * 3)
+    red = set(read(file, model))
+    pieces = [set(tokens[start : start + PIECE]) <= red for start in range(0, MOST_TOKENS, PIECE)]
+    assert pieces == sorted(pieces, reverse=True)
+    assert 3 < sum(pieces) < len(pieces) - 3
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(None, "no such file"), (b"\xff\xfe" * 5_000, "not UTF-8"), (b"a few words", "less than 1,024 tell too little")],
+)
+def test_a_text_that_tells_nothing_is_refused_with_what_to_do(
+    content: bytes | None, said: str, model: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "text"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"(?is)--quantize-calibration .*text cannot be used.*{said}.*give "):
+        read(file, model)
+
+
+def test_kv_is_never_shared_with_workers_of_another_text() -> None:
+    assert len({format_of("w4a16", text) for text in ((), (1, 2), (2, 1))}) == 3
+    assert format_of("none", (1, 2)) == "none"
+
+
+def test_a_text_makes_4_bits_answer_more_like_the_plain_model(model: Path) -> None:
+    """Logits over another text of the same kind: the documentation of modules, which this model was trained on."""
+    sizes: dict[str, Any] = {"num_blocks": 80, "max_model_len": 256, "dtype": "float32"}
+    text = read(Path(argparse.__file__), model)
+    plain, with_text, without = (
+        ModelRunner(model_dir=model, **sizes, **more)
+        for more in ({}, {"quantize": "w4a16", "calibration": text}, {"quantize": "w4a16"})
+    )
+    tokens = list(read(Path(statistics.__file__), model))[:250]
+    exact, found, usual = (Driver(one).chunked("a", tokens, 250) for one in (plain, with_text, without))
+    assert (found - exact).norm() < 0.9 * (usual - exact).norm()
