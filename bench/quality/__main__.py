@@ -19,14 +19,17 @@ import torch
 from torch import Tensor
 
 from bench.engine.quality import PRECISIONS, logits_of
-from bench.quality.texts import KINDS, QUESTIONS, windows
+from bench.quality.texts import KINDS, QUESTIONS, calibration, windows
 from bench.report import Row, arguments_of, publish
 from tandem.controlplane.model_catalog import SMOLLM2
 from tandem.controlplane.model_download import pull
+from tandem.engine.calibration_text import MOST_TOKENS, read_calibration_text
 from tandem.engine.runner import ModelRunner
 from tandem.router.tokenization.tokenizer import Tokenizer
 
 OURS = {name: (dtype, quantize) for name, dtype, quantize in PRECISIONS}
+CALIBRATED = ("int8 in fp32", "int4", "w4a16")
+"""Formats that are measured with a calibration text, too."""
 GGUF = ("Q8_0", "Q4_1", "Q4_0")
 WINDOW, BLOCK = 512, 16
 ANSWER_TOKENS = 160
@@ -74,13 +77,19 @@ def main() -> None:
 def measured(file: Path, folder: Path, count: int) -> tuple[list[Row], Mapping[str, str]]:
     """Rows of a GGUF model, and each precision's answer to the first question; `folder` is for what is made."""
     tokenizer = Tokenizer.load(file)
-    runners = {name: _runner(file, *kind) for name, kind in OURS.items()}
-    runners |= {name: _runner(made, "float32", "none") for name, made in _requantised(file, folder)}
-    plain = runners["fp32"]
+    plain = _runner(file, *OURS["fp32"])
 
     def answer(prompt: Sequence[int]) -> list[int]:
         return greedy(plain, prompt, ANSWER_TOKENS, tokenizer)
 
+    text = folder / "calibration.txt"
+    text.write_text(calibration(tokenizer, answer, MOST_TOKENS))
+    tokens = read_calibration_text(
+        str(text), file, vocab_size=plain.vocab_size, eos_token_ids=plain.config.eos_token_ids
+    )
+    runners = {name: plain if name == "fp32" else _runner(file, *kind) for name, kind in OURS.items()}
+    runners |= {f"{name} by a text": _runner(file, *OURS[name], tokens) for name in CALIBRATED}
+    runners |= {name: _runner(made, "float32", "none") for name, made in _requantised(file, folder)}
     sums = {(kind, name): Sums() for kind in KINDS for name in runners}
     for kind in KINDS:
         for text in windows(kind, tokenizer, answer, WINDOW, count):
@@ -105,11 +114,12 @@ def _rows(kind: str, name: str, sums: Mapping[tuple[str, str], Sums]) -> Iterato
         yield Row(kind, f"{name}: same first token", same, "%", None if is_plain else 100 * bf16.same / bf16.positions)
 
 
-def _runner(model: Path, dtype: str, quantize: str) -> ModelRunner:
+def _runner(model: Path, dtype: str, quantize: str, calibration: Sequence[int] = ()) -> ModelRunner:
     return ModelRunner(
         model_dir=model,
         dtype=dtype,
         quantize=quantize,
+        calibration=calibration,
         num_blocks=WINDOW // BLOCK,
         block_tokens=BLOCK,
         max_model_len=WINDOW,

@@ -80,7 +80,8 @@ class WeightCalibration:
         self._quantised.quantise(head, [self.importance_of_head(norm)])
 
     def importance_of_head(self, norm: Callable[[Tensor], Tensor]) -> Tensor:
-        met = _Inputs(has_products=self._has_products)
+        """What the head meets, by products where it gains from them: there random tokens tell them well enough."""
+        met = _Inputs(has_products=self._quantised.uses_products)
         for sequence in self.states.split(self._sequence):
             met.add(norm(sequence))
         return met.importance()
