@@ -66,8 +66,8 @@ class Quantizer:
 
 
 def format_of(kind: str, calibration: Sequence[int] = ()) -> str:
-    """The bits of weights and rows of `--quantize kind`, the columns with second numbers, as in "w8a16+32", and the text
-    of `calibration`: workers of others compute other KV."""
+    """The bits of weights and rows of `--quantize kind`, the columns with second numbers, as in "w8a16+32", and the
+    text of `calibration`: workers of others compute other KV."""
     if kind == "none":
         return "none"
     bits, row_bits, outliers = FORMATS[kind]

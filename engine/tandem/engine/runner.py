@@ -57,9 +57,9 @@ class ModelRunner:
     pass between two calls of `on_layers`: a larger one costs less, a smaller one lets a transfer start earlier; a step
     of few sequences with a token each makes one call, where layers are joined. `kv_dtype` "auto" takes the compute
     dtype; attention always computes in the compute dtype. `enter` is called with phases as they begin. `quantize`: one
-    of QUANTISATIONS; "auto" as in `chosen_format`; `calibration`: tokens of a text for it. `bounds`: the largest step, for which `memory` is planned; raises
-    StartupError if that is not free. With `has_graphs` a GPU that is the only rank captures decode steps as CUDA
-    graphs, where no layer asks the host.
+    of QUANTISATIONS; "auto" as in `chosen_format`; `calibration`: tokens of a text for it. `bounds`: the largest step,
+    for which `memory` is planned; raises StartupError if that is not free. With `has_graphs` a GPU that is the only
+    rank captures decode steps as CUDA graphs, where no layer asks the host.
 
     With a `group` of several ranks this is one rank's part: weights, pools and `layout.tp` are its share, loading ends
     when all ranks have loaded, and the smallest block count among them holds for all. A rank that fails in the middle

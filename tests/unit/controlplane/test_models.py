@@ -110,6 +110,10 @@ def test_two_revisions_of_one_hub_id_are_told_apart(monkeypatch: pytest.MonkeyPa
         ({"mixed": -1}, r"models\[0\].mixed is -1"),
         ({"prefill": 1}, "1 prefill and 0 decode workers of other-tiny cannot serve"),
         ({"chat_template": "/no/such"}, r"models\[0\].chat_template is '/no/such': no such file"),
+        (
+            {"quantize": "int4", "quantize_calibration": "/no/such"},
+            r"models\[0\].quantize_calibration is '/no/such': no such file",
+        ),
         ({"path": ""}, "two models are called tandem-tiny"),
     ],
 )

@@ -208,6 +208,10 @@ def test_ports_follow_each_other(given: tuple[int, int, int], expected: tuple[in
         (ClusterConfig(router=RouterSection(port=5, grpc_port=5)), "ports are the same"),
         (ClusterConfig(model=ModelSection(dtype="int3")), "--dtype is 'int3'.*bfloat16"),
         (ClusterConfig(model=ModelSection(quantize="int3")), "--quantize is 'int3'.*int8, w8a8, int4, w4a16"),
+        (
+            ClusterConfig(model=ModelSection(quantize_calibration="text", quantize="w8a8")),
+            "--quantize-calibration has no use with --quantize w8a8. Leave it out, or use int8, int4 or w4a16",
+        ),
         (ClusterConfig(model=ModelSection(max_model_len=-1)), "--max-model-len is -1"),
         (ClusterConfig(worker=WorkerSection(device="tpu")), "--device is 'tpu'"),
         (ClusterConfig(worker=WorkerSection(transport="pigeon")), "--transport is 'pigeon'.*shm, .*grpc"),

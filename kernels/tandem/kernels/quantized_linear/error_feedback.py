@@ -15,8 +15,6 @@ DAMPING = 0.2
 """Of a column's mean square that no other column shares: mean products of a text are not those of all texts."""
 LEAST_SHARE = 1e-3
 """Of the mean square of all columns, the same."""
-MOST_COLUMNS = 1 << 14
-"""Of wider weights only the squares are used: mean products would take more than a GiB."""
 
 
 def squares_of(importance: Tensor | None) -> Tensor | None:
@@ -42,6 +40,7 @@ def error_feedback(importance: Tensor | None) -> Tensor | None:
         squares = damped.diagonal()
         squares.add_(DAMPING * squares + LEAST_SHARE * squares.mean() + torch.finfo(torch.float32).tiny)
         inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
+        del damped, squares
         upper = torch.linalg.cholesky(inverse, upper=True)
     finally:
         torch.set_num_threads(threads)

@@ -62,12 +62,12 @@ def quantize_weight_reference(
     Of 4 bits the numbers are s · q + o with q from -8 to 7, and for 32 neighbours one s from 1 to 15 and one o: those
     of the least squared error that are found; the column's scale fits the chosen numbers by least squares. Squared
     errors are weighted by `importance` `[inner]`, positive, where there is one. Two levels of scales with whole numbers
-    between them are Lin et al. 2024 (QServe), section 4.1. With `feedback` (see `error_feedback`) the numbers behind one
-    make good its error, and a column's largest number alone gives its scale.
+    between them are Lin et al. 2024 (QServe), section 4.1. With `feedback` (see `error_feedback`) the numbers behind
+    one make good its error, and a column's largest number alone gives its scale.
     """
     if bits == 8:
         return quantize_rows_reference(weight)
-    columns, inner = weight.shape
+    inner = weight.shape[1]
     by = torch.nn.functional.pad(torch.ones(inner) if importance is None else importance.float(), (0, -inner % GROUP))
     wide = torch.nn.functional.pad(weight.float(), (0, -inner % GROUP))
     top = wide.abs().amax(1)

@@ -70,9 +70,9 @@ class QuantizedWeight:
     `packed` for oneDNN's products where they are exact, plain int8 `numbers` elsewhere. Raises ValueError for a weight
     that no kind of sum can hold, and TypeError for another dtype.
 
-    `importance`: mean squares of the inputs, `[inner]` and positive, or mean products of any two, `[inner, inner]`. Of 4
-    bits they weight errors, see `quantize_weight_reference`; of 8 the inner numbers with the largest squares, `outliers`
-    of them, have second numbers.
+    `importance`: mean squares of the inputs, `[inner]` and positive, or mean products of any two, `[inner, inner]`.
+    Of 4 bits they weight errors, see `quantize_weight_reference`; of 8 the inner numbers with the largest squares,
+    `outliers` of them, have second numbers.
     `summed`: inner numbers of a product, those included.
     """
 
