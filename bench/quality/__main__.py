@@ -23,7 +23,7 @@ from bench.quality.texts import KINDS, QUESTIONS, calibration, windows
 from bench.report import Row, arguments_of, publish
 from tandem.controlplane.model_catalog import SMOLLM2
 from tandem.controlplane.model_download import pull
-from tandem.engine.calibration_text import MOST_TOKENS, read_calibration_text
+from tandem.engine.calibration_text import MOST_TOKENS, CalibrationText, given_text
 from tandem.engine.runner import ModelRunner
 from tandem.router.tokenization.tokenizer import Tokenizer
 
@@ -82,13 +82,11 @@ def measured(file: Path, folder: Path, count: int) -> tuple[list[Row], Mapping[s
     def answer(prompt: Sequence[int]) -> list[int]:
         return greedy(plain, prompt, ANSWER_TOKENS, tokenizer)
 
-    text = folder / "calibration.txt"
-    text.write_text(calibration(tokenizer, answer, MOST_TOKENS))
-    tokens = read_calibration_text(
-        str(text), file, vocab_size=plain.vocab_size, eos_token_ids=plain.config.eos_token_ids
-    )
+    calibrating = folder / "calibration.txt"
+    calibrating.write_text(calibration(tokenizer, answer, MOST_TOKENS))
+    given = given_text(str(calibrating), file, vocab_size=plain.vocab_size, eos_token_ids=plain.config.eos_token_ids)
     runners = {name: plain if name == "fp32" else _runner(file, *kind) for name, kind in OURS.items()}
-    runners |= {f"{name} by a text": _runner(file, *OURS[name], tokens) for name in CALIBRATED}
+    runners |= {f"{name} by a text": _runner(file, *OURS[name], given) for name in CALIBRATED}
     runners |= {name: _runner(made, "float32", "none") for name, made in _requantised(file, folder)}
     sums = {(kind, name): Sums() for kind in KINDS for name in runners}
     for kind in KINDS:
@@ -114,7 +112,7 @@ def _rows(kind: str, name: str, sums: Mapping[tuple[str, str], Sums]) -> Iterato
         yield Row(kind, f"{name}: same first token", same, "%", None if is_plain else 100 * bf16.same / bf16.positions)
 
 
-def _runner(model: Path, dtype: str, quantize: str, calibration: Sequence[int] = ()) -> ModelRunner:
+def _runner(model: Path, dtype: str, quantize: str, calibration: CalibrationText | None = None) -> ModelRunner:
     return ModelRunner(
         model_dir=model,
         dtype=dtype,

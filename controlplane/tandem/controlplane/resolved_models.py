@@ -63,10 +63,9 @@ def check_models(config: ClusterConfig) -> None:
             what = f"{_name('quantize', number)} is {section.quantize!r}"
             raise ConfigError(what, todo=f"Use one of {', '.join(QUANTISATIONS)}")
         if section.quantize_calibration and section.quantize in ("none", "w8a8"):
-            raise ConfigError(
-                f"{_name('quantize_calibration', number)} has no use with {_name('quantize', number)} {section.quantize}",
-                todo="Leave it out, or use int8, int4 or w4a16",
-            )
+            flag, kind = _name("quantize_calibration", number), _name("quantize", number)
+            todo = "Leave it out, or use int8, int4 or w4a16"
+            raise ConfigError(f"{flag} has no use with {kind} {section.quantize}", todo=todo)
         length, name = section.max_model_len, _name("max_model_len", number)
         if 0 < length < _SHORTEST_CONTEXT:
             todo = f"Use {_SHORTEST_CONTEXT} or more, or 0 for what the model allows"

@@ -1,31 +1,59 @@
-"""Reads the text of `--quantize-calibration`, which tells a start what inputs a model's matrices meet."""
+"""The texts that tell what inputs a model's matrices meet: the usual one, or that of `--quantize-calibration`."""
 
 from __future__ import annotations
 
 import hashlib
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.core.errors import ConfigError
 from tandem.core.files import expand_user
+from tandem.core.gguf.model_files import is_gguf
 
 PIECE = 512
 """Tokens that pass the layers as one sequence."""
 LEAST_TOKENS = 2 * PIECE
 MOST_TOKENS = 18 * PIECE
 """Twice as many tokens gain little (ADR 61), and take twice as long."""
+_USUAL = Path(__file__).parent / "usual_text.txt"
+_MOST_USUAL = 3 * PIECE
 _MOST_BYTES = 1 << 22
 
 
-def read_calibration_text(file: str, model: Path, *, vocab_size: int, eos_token_ids: Sequence[int]) -> tuple[int, ...]:
+@dataclass(frozen=True, slots=True)
+class CalibrationText:
+    """Tokens, at least LEAST_TOKENS where a user gave the text: then they tell how inputs of layers go together."""
+
+    tokens: tuple[int, ...] = ()
+    is_given: bool = False
+
+    @property
+    def digest(self) -> str:
+        """Eight hex digits that name the tokens and their use; "" of none."""
+        if not self.tokens:
+            return ""
+        return hashlib.sha256(struct.pack(f"<?{len(self.tokens)}I", self.is_given, *self.tokens)).hexdigest()[:8]
+
+
+NO_TEXT = CalibrationText()
+
+
+def usual_text(model: Path, *, vocab_size: int, eos_token_ids: Sequence[int]) -> CalibrationText:
+    """Prose, code and chats that come with this package, in the tokens of `model`; none where it has no tokenizer."""
+    if not is_gguf(model) and not (model / "tokenizer.json").is_file():
+        return NO_TEXT
+    tokens = _tokens(_USUAL.read_text(), model, vocab_size, eos_token_ids)
+    return CalibrationText(tuple(tokens[:_MOST_USUAL]))
+
+
+def given_text(file: str, model: Path, *, vocab_size: int, eos_token_ids: Sequence[int]) -> CalibrationText:
     """Tokens of a UTF-8 `file`: all, or pieces of PIECE tokens from all over its first 4 MiB, MOST_TOKENS together.
     Special tokens in the text are those of the `model`, so that chats may be given as its template renders them.
 
     Raises ConfigError for a file that cannot be read, and for one of fewer than LEAST_TOKENS tokens.
     """
-    from tandem.engine.output_grammars import load_tokenizer  # takes 0.3 s, and few start with a text
-
     what = f"--quantize-calibration {file} cannot be used"
     try:
         with expand_user(file).open("rb") as opened:
@@ -34,7 +62,7 @@ def read_calibration_text(file: str, model: Path, *, vocab_size: int, eos_token_
     except (OSError, UnicodeDecodeError) as error:
         why = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error.strerror).lower()
         raise ConfigError(what, why=why, todo="give a text file that workers can read") from error
-    tokens = load_tokenizer(model, vocab_size, eos_token_ids).tokenize_str(text)
+    tokens = _tokens(text, model, vocab_size, eos_token_ids)
     if len(tokens) < LEAST_TOKENS:
         raise ConfigError(
             what, why=f"it has {len(tokens):,} tokens, and less than {LEAST_TOKENS:,} tell too little",
@@ -43,9 +71,10 @@ def read_calibration_text(file: str, model: Path, *, vocab_size: int, eos_token_
     pieces = len(tokens) // PIECE
     kept = range(min(pieces, MOST_TOKENS // PIECE))
     starts = [PIECE * (one * pieces // len(kept)) for one in kept]
-    return tuple(token for start in starts for token in tokens[start : start + PIECE])
+    return CalibrationText(tuple(token for start in starts for token in tokens[start : start + PIECE]), is_given=True)
 
 
-def calibration_digest(tokens: Sequence[int]) -> str:
-    """Eight hex digits that name a text's tokens."""
-    return hashlib.sha256(struct.pack(f"<{len(tokens)}I", *tokens)).hexdigest()[:8]
+def _tokens(text: str, model: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> list[int]:
+    from tandem.engine.output_grammars import load_tokenizer  # takes 0.3 s, and most starts read no text
+
+    return load_tokenizer(model, vocab_size, eos_token_ids).tokenize_str(text)

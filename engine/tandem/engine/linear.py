@@ -7,7 +7,7 @@ was cut for its rank, so that each rank has scales of its own. KV stays in the m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tandem.core.errors import ConfigError
-from tandem.engine.calibration_text import calibration_digest
+from tandem.engine.calibration_text import NO_TEXT
 from tandem.engine.model_config import ModelConfig
 from tandem.engine.weight_formats import QUANTISATIONS, QUANTISED_DTYPES, QUANTISED_FAMILIES
 from tandem.kernels.float_linear import LIBRARY as FLOAT_LINEAR
@@ -33,23 +33,24 @@ Linear = Callable[[Tensor], Tensor]
 
 
 class Quantizer:
-    """Makes the products of one rank's model, which one thread computes with.
+    """Makes the products of one rank's model, which one thread computes with. `calibration`: the text for its weights.
 
     A row's result does not depend on the other rows, bit for bit.
     """
 
     def __init__(self, kind: str) -> None:
         self._format = FORMATS[kind]
+        self.calibration = NO_TEXT
 
     @property
     def calibration_tokens(self) -> int:
-        """How many tokens tell `importance` well enough: fewer choose columns with second numbers than scales of 4
-        bits. 0 where weights gain nothing from it."""
+        """How many random tokens tell `importance` well enough: fewer choose columns with second numbers than scales of
+        4 bits. 0 where weights gain nothing from it."""
         return 512 if self._format.bits == 4 else 64 if self._format.outliers else 0
 
     @property
     def uses_products(self) -> bool:
-        """True where weights gain from mean products of inputs, which a text tells and random tokens do not."""
+        """True where weights gain from mean products of inputs, and so from a text: random tokens do not tell them."""
         return self._format.bits == 4
 
     def weight(self, tensor: Tensor, importance: Tensor | None = None) -> QuantizedWeight:
@@ -65,14 +66,13 @@ class Quantizer:
         return sum(packed_bytes(columns, inner + one.outliers_of(inner), one.bits) for columns, inner in shapes)
 
 
-def format_of(kind: str, calibration: Sequence[int] = ()) -> str:
+def format_of(kind: str, calibration: str = "") -> str:
     """The bits of weights and rows of `--quantize kind`, the columns with second numbers, as in "w8a16+32", and the
-    text of `calibration`: workers of others compute other KV."""
+    digest of a `calibration` text: workers of others compute other KV."""
     if kind == "none":
         return "none"
     bits, row_bits, outliers = FORMATS[kind]
-    text = f"@{calibration_digest(calibration)}" if calibration else ""
-    return f"w{bits}a{row_bits}" + (f"+{outliers}" if outliers else "") + text
+    return f"w{bits}a{row_bits}" + (f"+{outliers}" if outliers else "") + (f"@{calibration}" if calibration else "")
 
 
 def quantizer_for(kind: str, config: ModelConfig, *, device: torch.device, dtype: str) -> Quantizer | None:

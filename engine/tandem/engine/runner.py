@@ -18,9 +18,10 @@ from torch import Tensor
 from tandem.core.errors import ConfigError
 from tandem.core.logs import event
 from tandem.core.start_times import StartPhase
+from tandem.engine.calibration_text import NO_TEXT, CalibrationText, usual_text
 from tandem.engine.decode_graphs import DecodeGraphs, graph_bytes, graph_sizes
 from tandem.engine.kv_pool import KVPools
-from tandem.engine.linear import quantizer_for
+from tandem.engine.linear import format_of, quantizer_for
 from tandem.engine.memory_plan import AutomaticKV, MemoryPlan, StepBounds, free_host_bytes, plan_memory
 from tandem.engine.model_config import ModelConfig, check_tp, read_model_config
 from tandem.engine.models.decoder import Decoder
@@ -57,9 +58,9 @@ class ModelRunner:
     pass between two calls of `on_layers`: a larger one costs less, a smaller one lets a transfer start earlier; a step
     of few sequences with a token each makes one call, where layers are joined. `kv_dtype` "auto" takes the compute
     dtype; attention always computes in the compute dtype. `enter` is called with phases as they begin. `quantize`: one
-    of QUANTISATIONS; "auto" as in `chosen_format`; `calibration`: tokens of a text for it. `bounds`: the largest step,
-    for which `memory` is planned; raises StartupError if that is not free. With `has_graphs` a GPU that is the only
-    rank captures decode steps as CUDA graphs, where no layer asks the host.
+    of QUANTISATIONS; "auto" as in `chosen_format`; `calibration`: a text for it, else the usual one. `bounds`: the
+    largest step, for which `memory` is planned; raises StartupError if that is not free. With `has_graphs` a GPU that
+    is the only rank captures decode steps as CUDA graphs, where no layer asks the host. `weight_format`: `format_of`.
 
     With a `group` of several ranks this is one rank's part: weights, pools and `layout.tp` are its share, loading ends
     when all ranks have loaded, and the smallest block count among them holds for all. A rank that fails in the middle
@@ -71,7 +72,7 @@ class ModelRunner:
         kv_bytes: int | None = None, num_blocks: int | None = None, max_model_len: int = 0,
         is_deterministic: bool = False, layer_group: int = 4, kv_dtype: str = "auto", group: TensorGroup | None = None,
         bounds: StepBounds | None = None, quantize: str = "none", enter: Callable[[StartPhase], None] = lambda _: None,
-        has_graphs: bool = True, automatic: AutomaticKV | None = None, calibration: Sequence[int] = (),
+        has_graphs: bool = True, automatic: AutomaticKV | None = None, calibration: CalibrationText | None = None,
     ) -> None:  # fmt: skip
         for name, value in (("block_tokens", block_tokens), ("layer_group", layer_group)):
             if value < 1:
@@ -86,6 +87,11 @@ class ModelRunner:
             quantize, self.config.architecture, dtype=self.dtype, is_on_cpu=self.device.type == "cpu"
         )
         quantizer = quantizer_for(self.quantize, self.config, device=self.device, dtype=self.dtype)
+        if quantizer is not None:
+            if calibration is None and quantizer.uses_products:
+                calibration = usual_text(model_dir, vocab_size=self.vocab_size, eos_token_ids=self.eos_token_ids)
+            quantizer.calibration = calibration or NO_TEXT
+        self.weight_format = "none" if quantizer is None else format_of(self.quantize, quantizer.calibration.digest)
         self.max_model_len = context_length(max_model_len, self.config)
         self.config = self.config.for_context(self.max_model_len)
         self.layer_group, self.is_deterministic = layer_group, is_deterministic
@@ -99,7 +105,7 @@ class ModelRunner:
             counts = block_counts(self.layout, kv_bytes, num_blocks, self.max_model_len)
         self._decoder = Decoder(
             self.config, dtype=TORCH_DTYPES[self.dtype], max_positions=self.max_model_len,
-            is_deterministic=is_deterministic, group=self.group, quantizer=quantizer, calibration=calibration,
+            is_deterministic=is_deterministic, group=self.group, quantizer=quantizer,
         )  # fmt: skip
         bounds = bounds or StepBounds()
         sizes = graph_sizes(bounds.sequences) if has_graphs and self._can_capture() else ()

@@ -16,9 +16,8 @@ from tandem.core.ids import GroupId
 from tandem.core.kv_compatibility import Fingerprint
 from tandem.core.logs import event
 from tandem.core.start_times import StartPhase
-from tandem.engine.calibration_text import read_calibration_text
+from tandem.engine.calibration_text import given_text
 from tandem.engine.kv_pool import PoolCopies
-from tandem.engine.linear import format_of
 from tandem.engine.memory_plan import AutomaticKV, StepBounds
 from tandem.engine.model_config import read_model_config
 from tandem.engine.model_source import ModelSource, fingerprint
@@ -71,9 +70,9 @@ def load_model(
     device = rank_device(config, rank)
     folder = Path(config.model_dir)
     model = read_model_config(folder)
-    text: tuple[int, ...] = ()
+    text = None
     if config.quantize_calibration:
-        text = read_calibration_text(
+        text = given_text(
             config.quantize_calibration, folder, vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids
         )
     runner = ModelRunner(
@@ -96,7 +95,10 @@ def load_model(
     )
     source = ModelSource(name=config.model, path=folder, commit=config.commit)
     identity = fingerprint(
-        source, runner.config, compute_dtype=runner.dtype, weight_quantisation=format_of(runner.quantize, text)
+        source,
+        runner.config,
+        compute_dtype=runner.dtype,
+        weight_quantisation=runner.weight_format,
     )
     return runner, _pools(runner, device), identity
 

@@ -75,7 +75,7 @@ class UpFlags:
     quantize_calibration: Annotated[
         str | None,
         typer.Option(
-            help="Text file such as the model will read and write: --quantize int8, int4 or w4a16 keep what matters there."
+            help="Text file such as the model will read and write: int8, int4 and w4a16 keep what matters there."
         ),
     ] = None
     max_model_len: Annotated[int | None, typer.Option(help="Longest context in tokens; 0 = the model's.")] = None

@@ -1,8 +1,8 @@
-"""Finds the inputs that matter to quantised matrices: random tokens bring them, or those of a text.
+"""Finds the inputs that matter to quantised matrices: those of a text, or of random tokens.
 
 A few inputs of a real model's matrices are a hundred times the others, and the same ones whatever the text is. So
-tokens that are drawn at random tell them apart about as well as a text does (docs/models.md), and nothing has to be
-given. Which inputs go together only a text tells. Tokens pass each layer once it is loaded, before it is quantised: one
+random tokens tell them apart well enough for 8 bits. For 4 bits the usual text does, and how inputs of layers go
+together the text of a user (docs/models.md). Tokens pass each layer once it is loaded, before it is quantised: one
 layer at a time is in memory as it was.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -38,15 +38,14 @@ class WeightCalibration:
     """
 
     def __init__(
-        self, quantised: QuantisedWeights, ends: Mapping[int, int], vocab_size: int, max_positions: int,
-        text: Sequence[int] = (),
-    ) -> None:  # fmt: skip
-        self.ends = ends
+        self, quantised: QuantisedWeights, ends: Mapping[int, int], vocab_size: int, max_positions: int
+    ) -> None:
+        self.ends, text = ends, quantised.calibration
         count = min(quantised.calibration_tokens, max_positions)
         self.tokens = torch.randint(vocab_size, (count,), generator=torch.Generator().manual_seed(SEED))
-        if text:
-            self.tokens = torch.tensor(text)
-        self._has_products = bool(text) and quantised.uses_products
+        if text.tokens:
+            self.tokens = torch.tensor(text.tokens)
+        self._has_products = text.is_given and quantised.uses_products
         self._sequence = min(PIECE, max_positions)
         self._said_s = time.monotonic()
         self.states = torch.empty(0)
@@ -67,7 +66,7 @@ class WeightCalibration:
             event(_log, "calibrating", logging.INFO, layer=index, layers=len(self.ends), tokens=len(self.tokens))
         self.is_running = True
         layer = build()
-        self.states = torch.cat([layer(sequence) for sequence in self.states.split(self._sequence)])
+        self.states = torch.cat([layer(sequence) for sequence in self._sequences()])
         self.is_running = False
         for parameter in self._waiting:
             met = [self._met.pop((id(parameter), one), None) for one in range(self._quantised.count_of(parameter))]
@@ -80,11 +79,15 @@ class WeightCalibration:
         self._quantised.quantise(head, [self.importance_of_head(norm)])
 
     def importance_of_head(self, norm: Callable[[Tensor], Tensor]) -> Tensor:
-        """What the head meets, by products where it gains from them: there random tokens tell them well enough."""
+        """What the head meets, by products where it gains from them: any text tells these well enough."""
         met = _Inputs(has_products=self._quantised.uses_products)
-        for sequence in self.states.split(self._sequence):
+        for sequence in self._sequences():
             met.add(norm(sequence))
         return met.importance()
+
+    def _sequences(self) -> Iterator[Tensor]:
+        for first in range(0, len(self.states), self._sequence):
+            yield self.states[first : first + self._sequence]
 
     def linears(self, weight: Parameter, bias: Parameter | None) -> list[Linear]:
         """Products with a plain parameter, one of each expert or a single one, which observe what they multiply."""

@@ -85,19 +85,18 @@ class LayerParameters:
 class Decoder:
     """Built on the meta device; `load` gives it memory. Not thread-safe: the step loop owns it.
 
-    `max_positions` bounds the positions that may be asked for. `calibration`: tokens of a text for quantised weights;
-    without, random ones are drawn. `group` has the ranks that share the model: all of them
+    `max_positions` bounds the positions that may be asked for. `group` has the ranks that share the model: all of them
     call `forward` with the same tokens. Raises ModelError if they cannot split it.
     """
 
     def __init__(
         self, config: ModelConfig, *, dtype: torch.dtype, max_positions: int, is_deterministic: bool = False,
-        group: TensorGroup | None = None, quantizer: Quantizer | None = None, calibration: Sequence[int] = (),
+        group: TensorGroup | None = None, quantizer: Quantizer | None = None,
     ) -> None:  # fmt: skip
         self.config, self.dtype, self.max_positions = config, dtype, max_positions
         self._group = SingleRank() if group is None else group
         self._tp_size, self._is_deterministic = self._group.size, is_deterministic
-        self._quantizer, self._calibration_text = quantizer, calibration
+        self._quantizer = quantizer
         self._backend = REFERENCE if is_deterministic else None
         check_tp(config, self._tp_size)
         split = TensorSplit.PADDED_ROWS
@@ -154,9 +153,7 @@ class Decoder:
             self._embedding_scale = float(torch.tensor(self.config.embedding_scale, dtype=self.dtype))
             if self._quantised is not None and self._quantised.calibration_tokens:
                 ends = {id(layer.members()[-1]): index for index, layer in enumerate(self.layers)}
-                self._calibration = WeightCalibration(
-                    self._quantised, ends, self.config.vocab_size, self.max_positions, self._calibration_text
-                )
+                self._calibration = WeightCalibration(self._quantised, ends, self.config.vocab_size, self.max_positions)
             load_weights(
                 model_dir, self.parameters(), device=device, tp_rank=self._group.rank,
                 tp_size=self._tp_size, ignored_keys=ignored, ignored_prefixes=unused,

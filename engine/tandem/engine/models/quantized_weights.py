@@ -25,7 +25,8 @@ class QuantisedWeights:
         layers = list(experts)
         self._quantizer = quantizer
         self._plain = {id(embedding), *(id(layer.router) for layer in layers)}
-        self.calibration_tokens, self.uses_products = quantizer.calibration_tokens, quantizer.uses_products
+        self.calibration_tokens, self.calibration = quantizer.calibration_tokens, quantizer.calibration
+        self.uses_products = quantizer.uses_products
         self._counts = {id(stack): count for layer in layers for stack in (layer.gate_up, layer.down)}
         self._made: dict[int, list[QuantizedWeight]] = {}  # by id of the parameter, until its products are made
 

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from tandem.core.errors import ConfigError
-from tandem.engine.calibration_text import MOST_TOKENS, PIECE, read_calibration_text
+from tandem.engine.calibration_text import MOST_TOKENS, NO_TEXT, PIECE, CalibrationText, given_text, usual_text
 from tandem.engine.linear import format_of
 from tandem.engine.model_config import read_model_config
 from tandem.engine.runner import ModelRunner
 from tests.unit.engine.model.driver import Driver
 
 
-def read(file: Path, model: Path) -> tuple[int, ...]:
+def read(file: Path, model: Path) -> CalibrationText:
     config = read_model_config(model)
-    return read_calibration_text(str(file), model, vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids)
+    return given_text(str(file), model, vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids)
 
 
 @pytest.fixture
@@ -30,10 +30,10 @@ def test_pieces_come_from_all_over_the_file(model: Path, tmp_path: Path) -> None
     """Of a long text whose second half has another word, both halves are read."""
     file = tmp_path / "text"
     file.write_text("red " * 40_000 + "blue " * 40_000)
-    tokens = read(file, model)
+    tokens = read(file, model).tokens
     assert len(tokens) == MOST_TOKENS
     file.write_text("red " * PIECE * 3)
-    red = set(read(file, model))
+    red = set(read(file, model).tokens)
     pieces = [set(tokens[start : start + PIECE]) <= red for start in range(0, MOST_TOKENS, PIECE)]
     assert pieces == sorted(pieces, reverse=True)
     assert 3 < sum(pieces) < len(pieces) - 3
@@ -54,18 +54,31 @@ def test_a_text_that_tells_nothing_is_refused_with_what_to_do(
 
 
 def test_kv_is_never_shared_with_workers_of_another_text() -> None:
-    assert len({format_of("w4a16", text) for text in ((), (1, 2), (2, 1))}) == 3
-    assert format_of("none", (1, 2)) == "none"
+    texts = NO_TEXT, CalibrationText((1, 2)), CalibrationText((2, 1)), CalibrationText((1, 2), is_given=True)
+    assert len({format_of("w4a16", text.digest) for text in texts}) == 4
+    assert format_of("w4a16", NO_TEXT.digest) == "w4a16"
+    assert format_of("none", "1234abcd") == "none"
+
+
+def test_without_a_file_4_bits_take_the_usual_text_and_8_bits_random_tokens(model: Path, tmp_path: Path) -> None:
+    config = read_model_config(model)
+    usual = usual_text(model, vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids)
+    assert len(usual.tokens) > 500
+    assert not usual.is_given
+    for kind, text in (("w4a16", usual), ("int8", NO_TEXT)):
+        made = ModelRunner(model_dir=model, quantize=kind, num_blocks=4, max_model_len=64)
+        assert made.weight_format == format_of(kind, text.digest)
+    assert usual_text(tmp_path, vocab_size=8, eos_token_ids=()) == NO_TEXT, "a model without a tokenizer"
 
 
 def test_a_text_makes_4_bits_answer_more_like_the_plain_model(model: Path) -> None:
     """Logits over another text of the same kind: the documentation of modules, which this model was trained on."""
     sizes: dict[str, Any] = {"num_blocks": 80, "max_model_len": 256, "dtype": "float32"}
     text = read(Path(argparse.__file__), model)
-    plain, with_text, without = (
-        ModelRunner(model_dir=model, **sizes, **more)
-        for more in ({}, {"quantize": "w4a16", "calibration": text}, {"quantize": "w4a16"})
+    plain = ModelRunner(model_dir=model, **sizes)
+    with_text, without = (
+        ModelRunner(model_dir=model, quantize="w4a16", calibration=one, **sizes) for one in (text, NO_TEXT)
     )
-    tokens = list(read(Path(statistics.__file__), model))[:250]
+    tokens = list(read(Path(statistics.__file__), model).tokens[:250])
     exact, found, usual = (Driver(one).chunked("a", tokens, 250) for one in (plain, with_text, without))
     assert (found - exact).norm() < 0.9 * (usual - exact).norm()
