@@ -79,7 +79,7 @@ class WeightCalibration:
         self._quantised.quantise(head, [self.importance_of_head(norm)])
 
     def importance_of_head(self, norm: Callable[[Tensor], Tensor]) -> Tensor:
-        """What the head meets, by products where it gains from them: any text tells these well enough."""
+        """Of the head's inputs, by products where it gains from them: any text tells these well enough."""
         met = _Inputs(has_products=self._quantised.uses_products)
         for sequence in self._sequences():
             met.add(norm(sequence))
