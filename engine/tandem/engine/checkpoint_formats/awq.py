@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tandem.engine.checkpoint_formats.interface import StoredSlice, check_shape, need, packed_weights
+from tandem.engine.checkpoint_formats.interface import StoredSlice, check_shape, matrix_shape, need, packed_weights
 from tandem.engine.config_fields import Fields
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Awq:
         from tandem.engine.checkpoint_formats.packed_numbers import PackedMatrix, finite, places
 
         weight, zeros, scales = need(parts, "qweight", "qzeros", "scales")
-        inputs, words = weight.get_shape()
+        inputs, words = matrix_shape("qweight", weight)
         group = self.group or inputs
         check_shape("qzeros", zeros, [-(-inputs // group), words])
         check_shape("scales", scales, [-(-inputs // group), words * _FIELDS])

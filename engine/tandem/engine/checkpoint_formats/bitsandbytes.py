@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tandem.engine.checkpoint_formats.interface import StoredSlice, check_shape, need
+from tandem.engine.checkpoint_formats.interface import StoredSlice, check_shape, matrix_shape, need
 from tandem.engine.config_fields import Fields
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class BitsAndBytes:
 def _bytes(weight: StoredSlice, scales: StoredSlice) -> StoredSlice:
     from tandem.engine.checkpoint_formats.packed_numbers import PackedMatrix, finite, one_byte
 
-    outputs, inputs = weight.get_shape()
+    outputs, inputs = matrix_shape("weight", weight)
     check_shape("SCB", scales, [outputs])
 
     def read(rows: slice, columns: slice) -> Tensor:
@@ -66,7 +66,7 @@ def _bytes(weight: StoredSlice, scales: StoredSlice) -> StoredSlice:
 def _halves(parts: Mapping[str, StoredSlice]) -> StoredSlice:
     import torch
 
-    from tandem.engine.checkpoint_formats.packed_numbers import PackedMatrix, expect, finite
+    from tandem.engine.checkpoint_formats.packed_numbers import PackedMatrix, expect, finite, places
 
     state = _state(parts)
     shape, block = state.get("shape"), state.get("blocksize")
@@ -86,7 +86,7 @@ def _halves(parts: Mapping[str, StoredSlice]) -> StoredSlice:
         begin, end = rows.start * inputs, rows.stop * inputs
         both = flat[begin // 2 : -(-end // 2)]
         fields = torch.stack((both >> 4, both & 15), 1).flatten()[begin % 2 : begin % 2 + end - begin]
-        of = torch.arange(begin, end) // block
+        of = places(slice(begin, end), block)
         return table[fields.long()].mul_(scales[of]).view(-1, inputs)[:, columns]
 
     return PackedMatrix((outputs, inputs), read)
@@ -94,7 +94,7 @@ def _halves(parts: Mapping[str, StoredSlice]) -> StoredSlice:
 
 def _state(parts: Mapping[str, StoredSlice]) -> dict[str, Any]:
     stored = next((parts[name] for name in _STATES if name in parts), None)
-    if stored is None or stored.get_shape()[0] > _STATE_BYTES:
+    if stored is None or len(stored.get_shape()) != 1 or stored.get_shape()[0] > _STATE_BYTES:
         raise ValueError("its quant_state is missing")
     try:
         found = json.loads(bytes(stored[:].tolist()))
@@ -116,7 +116,7 @@ def _scales(absmax: StoredSlice, parts: Mapping[str, StoredSlice], state: Mappin
         raise ValueError(f"its state has the nested block size {block!r} and the offset {offset!r}")
     check_shape("nested_absmax", nested, [-(-count // block)])
     check_shape("nested_quant_map", codes, [256])
-    spread = finite(nested[:]).repeat_interleave(block)[:count]
+    spread = finite(nested[:]).repeat_interleave(min(block, max(1, count)))[:count]
     return finite(finite(codes[:])[absmax[:].long()] * spread + offset)
 
 

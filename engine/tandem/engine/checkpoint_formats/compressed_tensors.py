@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tandem.engine.checkpoint_formats.fp8 import scaled_matrix
-from tandem.engine.checkpoint_formats.interface import StoredSlice, check_shape, need, packed_weights
+from tandem.engine.checkpoint_formats.interface import StoredSlice, check_shape, matrix_shape, need, packed_weights
 from tandem.engine.config_fields import Fields
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _UNUSED = ("input_scale", "input_zero_point", "input_global_scale", "output_scal
 _FP4_GROUPS = {_NVFP4: 16, _MXFP4: 32}
 _STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
 _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-_E8M0_BIAS = 127
+_E8M0_BIAS, _E8M0_NAN = 127, 255
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ def _plain(scheme: Scheme, parts: Mapping[str, StoredSlice]) -> StoredSlice:
     zeros = whole(parts["weight_zero_point"]).float() if "weight_zero_point" in parts else None
     if scheme.group is None and (zeros is None or not bool(zeros.any())):
         return scaled_matrix(weight, scale, scheme.blocks)
-    outputs, inputs = weight.get_shape()
+    outputs, inputs = matrix_shape("weight", weight)
     spread = _spread(scheme, parts, (outputs, inputs), zeros)
 
     def read(rows: slice, columns: slice) -> Tensor:
@@ -153,7 +153,7 @@ def _fp4(scheme: Scheme, parts: Mapping[str, StoredSlice]) -> StoredSlice:
     from tandem.engine.checkpoint_formats.packed_numbers import PackedMatrix, expect, finite, places, whole
 
     weight, scale = need(parts, "weight_packed", "weight_scale")
-    outputs, halves = weight.get_shape()
+    outputs, halves = matrix_shape("weight_packed", weight)
     inputs, group = 2 * halves, _FP4_GROUPS[scheme.form]
     check_shape("weight_scale", scale, [outputs, -(-inputs // group)])
     of_all = None
@@ -168,7 +168,10 @@ def _fp4(scheme: Scheme, parts: Mapping[str, StoredSlice]) -> StoredSlice:
     def scales_of(rows: slice) -> Tensor:
         if of_all is not None:
             return finite(scale[rows]) / of_all
-        return torch.exp2(scale[rows].view(torch.uint8).float() - _E8M0_BIAS)
+        exponents = scale[rows].view(torch.uint8)
+        if bool((exponents == _E8M0_NAN).any()):
+            raise ValueError("its scales are not finite")
+        return torch.exp2(exponents.float() - _E8M0_BIAS)
 
     def read(rows: slice, columns: slice) -> Tensor:
         some = slice(columns.start // 2, -(-columns.stop // 2))
@@ -210,7 +213,8 @@ def _scheme(fields: Fields, group: Any) -> Scheme:
     if bits > 8:
         raise fields.error(f"weights of {bits} bits are not supported", todo="use at most 8 bits")
     blocks: Any = weights.get("block_structure")
-    if strategy == "block" and not (isinstance(blocks, list) and [type(one) for one in blocks] == [int, int]):
+    are_sizes = isinstance(blocks, list) and len(blocks) == 2 and all(type(one) is int and one > 0 for one in blocks)
+    if strategy == "block" and not are_sizes:
         raise fields.error(f"block_structure is {blocks!r}", why="it must be the rows and columns that share a scale")
     size = weights.positive("group_size") if strategy == "group" and weights.get("group_size") != -1 else None
     return Scheme(

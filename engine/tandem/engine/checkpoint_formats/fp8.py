@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tandem.engine.checkpoint_formats.interface import StoredSlice, check_shape, need
+from tandem.engine.checkpoint_formats.interface import StoredSlice, check_shape, matrix_shape, need
 from tandem.engine.config_fields import Fields
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def scaled_matrix(weight: StoredSlice, scale: StoredSlice, blocks: tuple[int, in
     """Numbers of one byte with scales of blocks, of outputs, or of all. Raises ValueError where these do not fit."""
     from tandem.engine.checkpoint_formats.packed_numbers import PackedMatrix, finite, one_byte, places, whole
 
-    outputs, inputs = weight.get_shape()
+    outputs, inputs = matrix_shape("weight", weight)
     rows_a_scale, columns_a_scale = blocks or (1, max(1, inputs))
     wanted = [-(-outputs // rows_a_scale), -(-inputs // columns_a_scale)]
     if blocks is None:

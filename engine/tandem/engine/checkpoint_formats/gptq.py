@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tandem.engine.checkpoint_formats.interface import StoredSlice, check_shape, need, packed_weights
+from tandem.engine.checkpoint_formats.interface import StoredSlice, check_shape, matrix_shape, need, packed_weights
 from tandem.engine.config_fields import Fields
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Gptq:
         from tandem.engine.checkpoint_formats.packed_numbers import PackedMatrix, finite, places, unpack_dense
 
         bits, (weight, zeros, scales) = self.bits, need(parts, "qweight", "qzeros", "scales")
-        words, outputs = weight.get_shape()
+        words, outputs = matrix_shape("qweight", weight)
         inputs = words * 32 // bits
         group = self.group or inputs
         groups = -(-inputs // group)

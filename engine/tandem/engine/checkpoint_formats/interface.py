@@ -55,6 +55,14 @@ def need(parts: Mapping[str, StoredSlice], *names: str) -> list[StoredSlice]:
     return [parts[name] for name in names]
 
 
+def matrix_shape(name: str, part: StoredSlice) -> tuple[int, int]:
+    """Rows and columns of a part. Raises ValueError where it is no matrix."""
+    shape = part.get_shape()
+    if len(shape) != 2:
+        raise ValueError(f"its {name} must be a matrix, not {list(shape)}")
+    return shape[0], shape[1]
+
+
 def check_shape(name: str, part: StoredSlice, *shapes: list[int]) -> None:
     """Raises ValueError where `part` has none of these shapes."""
     if list(part.get_shape()) not in shapes:

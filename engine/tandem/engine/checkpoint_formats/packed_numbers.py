@@ -73,8 +73,9 @@ def finite(scales: Tensor) -> Tensor:
 
 
 def places(columns: slice, size: int) -> Tensor:
-    """The group of each of `columns`, of `size` numbers a group."""
-    return torch.arange(columns.start, columns.stop) // size
+    """The group of each of `columns`, of `size` numbers a group, which may be more than 64 bits hold."""
+    group = min(size, max(1, columns.stop))
+    return torch.arange(columns.start, columns.stop).floor_divide_(group)
 
 
 def whole(part: StoredSlice) -> Tensor:

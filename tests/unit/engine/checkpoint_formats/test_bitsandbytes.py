@@ -112,6 +112,18 @@ def test_states_that_do_not_fit_are_an_error(changes: dict[str, Any], complaint:
     assert complaint in caught.value.why
 
 
+def test_blocks_beyond_all_numbers_are_one_block(tmp_path: Path) -> None:
+    """A size of a nested block that no memory would hold, and sizes of more than 64 bits."""
+    state = {"shape": [2, 4], "blocksize": 1 << 70, "nested_blocksize": 1 << 40, "nested_offset": 0.5}
+    tensors = {
+        "a.weight": torch.tensor([[0x12]] * 4, dtype=torch.uint8), "a.weight.quant_map": torch.arange(16.0),
+        "a.weight.absmax": torch.tensor([3], dtype=torch.uint8), "a.weight.nested_absmax": torch.tensor([2.0]),
+        "a.weight.nested_quant_map": torch.arange(256.0),
+        "a.weight.quant_state.bitsandbytes__nf4": torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8),
+    }  # fmt: skip
+    shares_are_the_whole(tmp_path, tensors, 6.5 * torch.tensor([[1.0, 2.0, 1.0, 2.0]] * 2), OF_4, ranks=1)
+
+
 def test_numbers_of_another_dtype_are_an_error(tmp_path: Path) -> None:
     tensors, _ = drawn(is_nested=False)
     tensors["a.weight"] = tensors["a.weight"].to(torch.int8)

@@ -127,6 +127,10 @@ def test_groups_of_inputs_may_be_in_an_order_of_their_own(tmp_path: Path) -> Non
         ({"config_groups": {"a": {"targets": ["Linear"], "weights": {"strategy": "token"}}}}, "strategy token"),
         ({"config_groups": {"a": {"targets": ["Linear"], "weights": {"num_bits": 16}}}}, "16 bits"),
         ({"config_groups": {"a": {"targets": ["Linear"], "weights": {"strategy": "block"}}}}, "block_structure is"),
+        (
+            {"config_groups": {"a": {"targets": [], "weights": {"strategy": "block", "block_structure": [0, 128]}}}},
+            r"block_structure is \[0, 128\]",
+        ),
     ],
 )  # fmt: skip
 def test_other_variants_are_refused(changes: dict[str, Any], complaint: str) -> None:
@@ -134,6 +138,23 @@ def test_other_variants_are_refused(changes: dict[str, Any], complaint: str) -> 
     config = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
     with pytest.raises(ModelError, match=complaint):
         format_of(**{**config, **changes})
+
+
+def test_a_scale_of_mxfp4_that_is_no_number_is_an_error(tmp_path: Path) -> None:
+    """An exponent of 255 stands for that, and would be infinite as a power of two."""
+    group = {"targets": ["Linear"], "weights": {"num_bits": 4, "strategy": "group", "group_size": 32}}
+    stored = format_of(
+        quant_method="compressed-tensors", format="mxfp4-pack-quantized", config_groups={"group_0": group}
+    )
+    tensors = {
+        "a.weight_packed": torch.full((4, 32), 0x22, dtype=torch.uint8),
+        "a.weight_scale": torch.full((4, 2), 128, dtype=torch.uint8),
+    }
+    assert torch.equal(loaded(tmp_path, tensors, (4, 64), stored), torch.full((4, 64), 2.0))
+    tensors["a.weight_scale"][3, 1] = 255
+    with pytest.raises(ModelError, match="cannot be unpacked") as caught:
+        loaded(tmp_path, tensors, (4, 64), stored)
+    assert "scales are not finite" in caught.value.why
 
 
 def test_a_weight_that_was_not_quantised_is_not_scaled(tmp_path: Path) -> None:
