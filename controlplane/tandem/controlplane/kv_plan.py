@@ -6,21 +6,18 @@ the memory free now and from the size of the weights, by the same arithmetic (`A
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.controlplane import gpu_free_check
 from tandem.core.config import SIM_KV_BYTES, WorkerSection
 from tandem.core.errors import StartupError
-from tandem.core.gguf.model_files import GgufModel, is_gguf
 from tandem.core.kv_layout import DTYPE_BYTES, KVLayout
 from tandem.engine.memory_plan import AutomaticKV, StepBounds, plan_memory
 from tandem.engine.model_config import ModelConfig, read_model_config, tp_refusal
-from tandem.engine.model_source import weight_files
 from tandem.engine.model_work import model_work
 from tandem.engine.pool_plan import context_length, human_size, kv_layout, kv_tokens, plan_blocks
-from tandem.engine.weight_formats import WEIGHT_BYTES, chosen_dtype, chosen_format
+from tandem.engine.weight_formats import chosen_dtype, chosen_format
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +62,7 @@ def kv_plan(model_dir: Path, settings: WorkerSection, *, dtype: str, quantize: s
             size = max(SIM_KV_BYTES, sum(n * g.block_bytes(layout.tp) for n, g in zip(one, layout.groups, strict=True)))
         elif not size and settings.memory_bytes and not _may_have_gpu(settings):
             bounds = StepBounds(tokens=settings.max_step_tokens, sequences=settings.max_sequences)
-            weights = _weight_bytes(model_dir, model, layout, computed, quantize) // settings.tp
+            weights = weight_bytes(model, layout, computed, quantize) // settings.tp
             plan = plan_memory(
                 model.for_context(longest), layout, one, dtype=computed, weight_bytes=weights, max_positions=longest,
                 bounds=bounds, is_cpu=True, is_deterministic=settings.is_deterministic,
@@ -87,18 +84,12 @@ def _may_have_gpu(settings: WorkerSection) -> bool:
     return settings.device == "cuda" or (settings.device == "auto" and gpu_free_check.can_tell())
 
 
-def _weight_bytes(model_dir: Path, model: ModelConfig, layout: KVLayout, dtype: str, quantize: str) -> int:
-    """Compute the bytes that loaded weights take: from the sizes of safetensors files, which hold the model's dtype,
-    from the shapes of a GGUF model's tensors, or from that of the model where the files' weights are packed."""
+def weight_bytes(model: ModelConfig, layout: KVLayout, dtype: str, quantize: str) -> int:
+    """Compute the bytes that loaded weights take on a CPU: products' matrices as `quantize` keeps them, the head among
+    them, and a table of embeddings in `dtype`; norms and biases are small."""
     kind = chosen_format(quantize, model.architecture, dtype=dtype, is_on_cpu=True)
-    each = WEIGHT_BYTES.get(kind, DTYPE_BYTES[dtype])
-    if is_gguf(model_dir):
-        gguf = GgufModel(model_dir)
-        return int(sum(math.prod(gguf.tensor(name).shape) for name in gguf.file_of) * each)
-    if model.stored is not None:
-        work = model_work(model, dtype=dtype, layout=layout, quantize=kind)
-        experts = 0 if (of := work.experts) is None else of.expert_bytes * of.count * (of.token_layers + of.row_layers)
-        table = model.vocab_size * model.hidden * DTYPE_BYTES[dtype]
-        return work.token_weight_bytes + work.row_weight_bytes + experts + table
-    stored = sum((model_dir / name).stat().st_size for name in weight_files(model_dir))
-    return int(stored * each / DTYPE_BYTES[model.dtype])
+    work = model_work(model, dtype=dtype, layout=layout, quantize=kind)
+    experts = 0 if (of := work.experts) is None else of.expert_bytes * of.count * (of.token_layers + of.row_layers)
+    return (
+        work.token_weight_bytes + work.row_weight_bytes + experts + model.vocab_size * model.hidden * DTYPE_BYTES[dtype]
+    )

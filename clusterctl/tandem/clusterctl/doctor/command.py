@@ -28,6 +28,7 @@ from tandem.controlplane.state_dir import StateDir
 from tandem.core import config_loader
 from tandem.core.config import RouterConfig
 from tandem.core.errors import ConfigError, TandemError
+from tandem.engine.weight_formats import QUANTISATIONS
 
 if TYPE_CHECKING:
     from tandem.clusterctl.admin_client import AdminClient
@@ -39,19 +40,27 @@ _MARKS = {"ok": "ok     ", "warning": "WARNING", "error": "ERROR  ", "skipped": 
 app = command_app()
 
 
-@app.command(epilog=examples("doctor", "doctor --config cluster.toml", "doctor -o wide", "doctor -o json"))
+@app.command(
+    epilog=examples("doctor", "doctor --config cluster.toml", "doctor --model smollm2 -o wide", "doctor -o json")
+)
 @flagged
 def doctor(
     where: Where,
     output: Output,
     config: Annotated[Path | None, typer.Option(help="Check this configuration, before it is started.")] = None,
     redis: Annotated[str, typer.Option(help="Check this Redis. Without it, that of the cluster.")] = "",
+    model: Annotated[
+        str, typer.Option(help="Say what this model will take before it is loaded: a folder, file, name or hub id.")
+    ] = "",
+    quantize: Annotated[str, typer.Option(help="--quantize of `up`, for --model.")] = "none",
 ) -> None:
     """Check for common problems, and show how to fix them: on this machine, in the configuration, in Redis and in the
     running cluster. Changes nothing. Ends with 7 if there is an error."""
+    if quantize not in QUANTISATIONS:
+        raise ConfigError(f"--quantize is {quantize!r}", todo=f"Use one of {', '.join(QUANTISATIONS)}")
     is_seen = sys.stderr.isatty()
     found = []
-    for finding in examine(where, config, redis):
+    for finding in examine(where, config, redis, model, quantize):
         if is_seen:
             note(f"{finding.check} …")
         found.append(dataclasses.asdict(finding))
@@ -64,7 +73,9 @@ def doctor(
         raise typer.Exit(Exit.UNHEALTHY)
 
 
-def examine(where: Where, config: Path | None = None, redis_url: str = "") -> Iterator[Finding]:
+def examine(
+    where: Where, config: Path | None = None, redis_url: str = "", model: str = "", quantize: str = "none"
+) -> Iterator[Finding]:
     """Yield every finding, check by check."""
     environment, state = Environment.read(), find_state(where.name, where.state_dir)
     configuration = ConfigChecks(state=state, variables=environment.variables, file=config)
@@ -75,6 +86,11 @@ def examine(where: Where, config: Path | None = None, redis_url: str = "") -> It
         _redis(where, redis_url, state, configuration),
         _cluster(where, state),
     )
+    if model:
+        from tandem.clusterctl.doctor.model_checks import ModelChecks
+
+        checks = ModelChecks(model=model, models_root=environment.models_root, quantize=quantize).checks()
+        yield from findings.run(checks)
     for part in parts:
         yield from findings.run(part.checks())
 
