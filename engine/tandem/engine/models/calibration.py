@@ -101,7 +101,8 @@ class WeightCalibration:
 
     def _observed(self, key: tuple[int, int], linear: Linear) -> Linear:
         def observe(x: Tensor) -> Tensor:
-            self._met.setdefault(key, _Inputs(has_products=self._has_products)).add(x)
+            if len(x):
+                self._met.setdefault(key, _Inputs(has_products=self._has_products)).add(x)
             return linear(x)
 
         return observe
