@@ -1,4 +1,4 @@
-"""bench/quality on the real model, where it can be had: a window of each kind of text, five of its precisions."""
+"""bench/quality on the real model, where it can be had: a window of each kind of text, six of its precisions."""
 
 from pathlib import Path
 
@@ -14,6 +14,8 @@ def test_a_precision_is_measured_against_fp32(tmp_path: Path, monkeypatch: pytes
         quality, "OURS", {name: quality.OURS[name] for name in ("fp32", "bf16", "int8", "w8a8", "w4a16")}
     )
     monkeypatch.setattr(quality, "GGUF", ())  # half a minute for each
+    monkeypatch.setattr(quality, "CALIBRATED", ("w4a16",))
+    monkeypatch.setattr(quality, "MOST_TOKENS", 1536)
     monkeypatch.setattr(quality, "WINDOW", 96)
     monkeypatch.setattr(quality, "ANSWER_TOKENS", 12)
     rows, answers = quality.measured(file, tmp_path, 1)
@@ -27,3 +29,4 @@ def test_a_precision_is_measured_against_fp32(tmp_path: Path, monkeypatch: pytes
         assert near < far / 3, "rows of 16 bits keep what is beside a large activation"
         assert found[case, "bf16: same first token"].value > 80
         assert found[case, "w4a16: KL, of bf16's"].value < 0.15, "0.2 where all errors count alike"
+        assert found[case, "w4a16 by a text: KL, of bf16's"].value < 0.15
