@@ -58,7 +58,7 @@ def run_slices(name: str, doc: str | None, run_slice: Callable[[int, int], Entry
 
 
 def outcomes(module: str, given: list[str], seed: int, files: int) -> Entry:
-    """Run `module`, whose main function calls `report`, and sum up how its files ended."""
+    """Run `module` over so many mutated files; return counts, maxima and broken promises. Its main calls `report`."""
     command = [sys.executable, "-m", module, *given, "--seed", str(seed), "--count", str(files)]
     process = subprocess.run(
         command, capture_output=True, text=True, timeout=120 + files * 2.0, cwd=ROOT,
@@ -82,8 +82,8 @@ def reading_arguments(prog: str, doc: str | None) -> argparse.ArgumentParser:
 
 
 def report(arguments: argparse.Namespace, write: Callable[[random.Random], str], read: Callable[[], None]) -> int:
-    """For each file print a line of JSON: the mutation that `write` names, the outcome ("read", or the error's line),
-    seconds, memory. What was read once before is no growth."""
+    """Print a line of JSON for each file: the mutation that `write` names, the outcome ("read", or the error's line),
+    seconds, growth of memory. Read a right file once before, so that imports do not count."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for number in range(arguments.count):
         names = write(random.Random(f"{arguments.seed}:{number}"))

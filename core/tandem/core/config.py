@@ -77,7 +77,7 @@ class ModelSection:
 
     `max_model_len` 0 = what the model allows. `chat_template`: a file to use in place of the model's own template.
     `quantize`: a format of weights made at load, "auto" or "none" (docs/models.md). `quantize_calibration`: a text file
-    that workers can read, which tells the inputs whose errors matter; "" = random tokens do.
+    that workers can read; quantised weights are calibrated with it, "" = with a text of the engine.
     """
 
     path: str = ""

@@ -87,6 +87,10 @@ class ModelRunner:
             quantize, self.config.architecture, dtype=self.dtype, is_on_cpu=self.device.type == "cpu"
         )
         quantizer = quantizer_for(self.quantize, self.config, device=self.device, dtype=self.dtype)
+        if quantizer is None and calibration is not None:
+            raise ConfigError(
+                "--quantize-calibration has no use here", why="weights are not quantised", todo="leave it out"
+            )
         if quantizer is not None:
             if calibration is None and quantizer.uses_products:
                 calibration = usual_text(model_dir, vocab_size=self.vocab_size, eos_token_ids=self.eos_token_ids)

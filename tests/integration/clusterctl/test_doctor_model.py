@@ -34,14 +34,17 @@ def make(tmp_path: Path) -> Callable[..., Path]:
     return made
 
 
-@pytest.mark.parametrize(("family", "is_tied"), [("llama", False), ("qwen3", True), ("mixtral", False)])
+@pytest.mark.parametrize(
+    ("family", "is_tied"),
+    [("llama", False), ("qwen3", True), ("mixtral", False), ("gpt_oss", False), ("deepseek_v2", False)],
+)
 def test_its_sizes_are_those_of_a_worker_that_loads_it(family: str, is_tied: bool, make: Callable[..., Path]) -> None:
     folder = make(family, hidden=256, vocab=4096, layers=3, is_tied=is_tied)
     found = checked(folder)
     assert found["model"].verdict is CheckResult.OK
     assert "3 layers" in found["model"].what
     config = read_model_config(folder)
-    for kind in ("none", "int8", "w4a16"):
+    for kind in ("none",) if family == "deepseek_v2" else ("none", "int8", "w4a16"):
         loaded = ModelRunner(model_dir=folder, dtype="bfloat16", quantize=kind, num_blocks=8, max_model_len=64)
         layout = kv_layout(config, dtype="bfloat16", block_tokens=16, tp=1)
         said = weight_bytes(config, layout, "bfloat16", kind)
@@ -64,6 +67,10 @@ def test_a_family_without_quantised_products_is_slow_on_a_cpu(make: Callable[...
     slow = checked(folder)["model-speed"]
     assert slow.verdict is CheckResult.WARNING
     assert "DeepseekV2 has no quantised products" in slow.what
+    findings = [*run(ModelChecks(model=str(folder), models_root=None, quantize="w4a16").checks())]
+    assert findings[0].what == "--quantize w4a16 cannot be used with DeepseekV2"
+    assert findings[0].verdict is CheckResult.ERROR
+    assert {one.verdict for one in findings if one.check in ("model-weights", "model-speed")} == {CheckResult.SKIPPED}
 
 
 def test_memory_that_is_not_free_is_an_error_with_a_format_that_fits(
@@ -103,3 +110,7 @@ def test_a_model_without_a_chat_template_refuses_chats(make: Callable[..., Path]
     for file in folder.glob("tokenizer_config.json"):
         file.write_text("{}")
     assert checked(folder)["model-chat"].verdict is CheckResult.WARNING
+    (folder / "tokenizer.json").write_text("{}")
+    assert checked(folder)["model-chat"].verdict is CheckResult.ERROR
+    (folder / "model.safetensors").unlink()
+    assert checked(folder)["model"].verdict is CheckResult.ERROR

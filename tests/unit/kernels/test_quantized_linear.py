@@ -273,6 +273,7 @@ def test_inputs_that_do_not_go_together_change_no_number(path, randn) -> None:
     made = [QuantizedWeight(weight, 4, one) for one in (squares, torch.diag(squares))]
     assert torch.equal(*map(numbers_of, made))
     assert error_feedback(squares) is None
+    assert error_feedback(torch.diag(squares).log()) is None, "not all finite"
 
 
 def test_rows_are_from_minus_127_to_127_and_keep_their_error_bound(randn) -> None:

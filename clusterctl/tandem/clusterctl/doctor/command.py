@@ -56,6 +56,8 @@ def doctor(
 ) -> None:
     """Check for common problems, and show how to fix them: on this machine, in the configuration, in Redis and in the
     running cluster. Changes nothing. Ends with 7 if there is an error."""
+    if quantize != "none" and not model:
+        raise ConfigError("--quantize has no use without --model", todo="Add --model")
     if quantize not in QUANTISATIONS:
         raise ConfigError(f"--quantize is {quantize!r}", todo=f"Use one of {', '.join(QUANTISATIONS)}")
     is_seen = sys.stderr.isatty()

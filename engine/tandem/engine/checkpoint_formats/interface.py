@@ -56,7 +56,7 @@ def need(parts: Mapping[str, StoredSlice], *names: str) -> list[StoredSlice]:
 
 
 def matrix_shape(name: str, part: StoredSlice) -> tuple[int, int]:
-    """Rows and columns of a part. Raises ValueError where it is no matrix."""
+    """Return the rows and columns of a part. Raises ValueError for other than two dimensions."""
     shape = part.get_shape()
     if len(shape) != 2:
         raise ValueError(f"its {name} must be a matrix, not {list(shape)}")

@@ -400,7 +400,7 @@ class Decoder:
                 calibration.run(index, partial(self._plain_layer, index, self.layers[index]))
 
     def _plain_layer(self, index: int, layer: LayerParameters) -> Callable[[Tensor], Tensor]:
-        """The layer, whose weights are loaded and not quantised, over a sequence's states [T, hidden]."""
+        """Build a loaded layer before it is quantised: from a sequence's states [T, hidden] to those behind it."""
         made = self._prepare(index, layer)
         spec = AttentionSpec(
             scale=self.config.attention_scale, window=self.config.window_of(index),

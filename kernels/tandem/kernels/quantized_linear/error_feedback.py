@@ -25,12 +25,12 @@ def squares_of(importance: Tensor | None) -> Tensor | None:
 def error_feedback(importance: Tensor | None) -> Tensor | None:
     """fp32 `[padded, padded]` with `padded` the inner numbers up to whole groups: [i, j] is the share of the error of
     number i that is taken off number j > i, once i is rounded, for the least error of the product that is left. None
-    where no mean products `[inner, inner]` are given.
+    where no mean products `[inner, inner]` are given, or some are not finite.
 
     With H the damped products, it is the upper Cholesky factor of H's inverse, each row over its diagonal. One thread
     computes it, in fp64, so that a weight does not depend on a worker's threads.
     """
-    if importance is None or importance.dim() == 1:
+    if importance is None or importance.dim() == 1 or not bool(importance.isfinite().all()):
         return None
     inner = len(importance)
     threads = torch.get_num_threads()

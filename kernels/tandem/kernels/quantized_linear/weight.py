@@ -50,6 +50,7 @@ TILE, COLUMNS = 64, 64
 """Inner numbers of a tile of the matrix unit; columns of a block, and of the part that the C code gates at a time."""
 _UNPACKED_BLOCKS = 2
 _TOGETHER = 8
+"""TOGETHER of the C code."""
 _GROUP_BYTES = 2 * COLUMNS + COLUMNS * GROUP // 2
 
 

@@ -1,6 +1,7 @@
 """Test the text of `--quantize-calibration`: what is read, what is refused, and what a model gains."""
 
 import argparse
+import shutil
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +28,7 @@ def model(model_folder: Callable[[str], Path]) -> Path:
 
 
 def test_pieces_come_from_all_over_the_file(model: Path, tmp_path: Path) -> None:
-    """Of a long text whose second half has another word, both halves are read."""
+    """Read both halves of a long text; the second half has another word."""
     file = tmp_path / "text"
     file.write_text("red " * 40_000 + "blue " * 40_000)
     tokens = read(file, model).tokens
@@ -41,7 +42,12 @@ def test_pieces_come_from_all_over_the_file(model: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(None, "no such file"), (b"\xff\xfe" * 5_000, "not UTF-8"), (b"a few words", "less than 1,024 tell too little")],
+    [
+        (None, "no such file"),
+        (b"\xff\xfe" * 5_000, "not UTF-8"),
+        (b"a few words", "less than 1,024 tell too little"),
+        (b"\xff" * (5 << 20), "not UTF-8"),
+    ],
 )
 def test_a_text_that_tells_nothing_is_refused_with_what_to_do(
     content: bytes | None, said: str, model: Path, tmp_path: Path
@@ -51,6 +57,31 @@ def test_a_text_that_tells_nothing_is_refused_with_what_to_do(
         file.write_bytes(content)
     with pytest.raises(ConfigError, match=rf"(?is)--quantize-calibration .*text cannot be used.*{said}.*give "):
         read(file, model)
+
+
+def test_a_character_that_the_bound_cuts_is_no_error(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("a" + "é " * (2 << 20))
+    assert read(tmp_path / "text", model).tokens
+
+
+@pytest.mark.parametrize("tokenizer", [None, "{}"])
+def test_a_model_whose_tokenizer_cannot_be_read_starts_without_a_text(
+    tokenizer: str | None, model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(model, folder)
+    (folder / "tokenizer.json").unlink()
+    if tokenizer is not None:
+        (folder / "tokenizer.json").write_text(tokenizer)
+    made = ModelRunner(model_dir=folder, quantize="w4a16", num_blocks=4, max_model_len=64)
+    assert made.weight_format == "w4a16"
+    with pytest.raises(ConfigError, match=r"tokenizer cannot be read.*Leave --quantize-calibration out"):
+        read(Path(argparse.__file__), folder)
+
+
+def test_a_text_for_weights_that_are_not_quantised_is_refused(model: Path) -> None:
+    with pytest.raises(ConfigError, match="--quantize-calibration has no use here"):
+        ModelRunner(model_dir=model, calibration=CalibrationText((1, 2)), num_blocks=4, max_model_len=64)
 
 
 def test_kv_is_never_shared_with_workers_of_another_text() -> None:
