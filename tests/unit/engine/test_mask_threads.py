@@ -23,10 +23,12 @@ class Blocked:
 
 @pytest.fixture
 def threads() -> Iterator[MaskThreads]:
+    before = set(threading.enumerate())  # engines of other tests in this process may hold threads of these names
     made = MaskThreads()
     yield made
     made.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("masks")]
+    left = set(threading.enumerate()) - before
+    assert not [thread for thread in left if thread.name.startswith("masks")]
 
 
 def quick(threads: MaskThreads) -> Future[Masks]:
