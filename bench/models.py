@@ -6,6 +6,8 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from tandem.controlplane.model_catalog import SMOLLM2
+from tandem.controlplane.model_download import pull
 from tools.random_model import RandomModel, make_random_model
 
 SHAPE_135M = RandomModel(
@@ -16,6 +18,12 @@ SHAPE_1B = RandomModel(
     family="llama", hidden=2048, intermediate=5632, layers=22, heads=32, kv_heads=4, vocab=32_000, max_positions=4096,
     dtype="bfloat16", std=0.02,
 )  # fmt: skip
+
+
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct as a GGUF file, pulled where it is not there yet."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tandem" / "bench-models"
+    return pull(SMOLLM2, cache)
 
 
 def model_135m() -> Path:

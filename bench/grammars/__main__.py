@@ -24,6 +24,7 @@ from llguidance import LLTokenizer
 
 from bench.models import model_1b_for, model_135m
 from bench.report import ROOT, Row, arguments_of, publish, quantile
+from bench.scripted_runner import ScriptedRunner
 from tandem.controlplane.model_catalog import SMOLLM2
 from tandem.controlplane.model_download import pull
 from tandem.core.block_hash import BlockHash
@@ -33,9 +34,8 @@ from tandem.core.output_grammar import OutputGrammar
 from tandem.core.sampling import SamplingParams
 from tandem.engine.engine import Engine
 from tandem.engine.output_grammars import OutputGrammars, load_tokenizer
-from tandem.engine.request import EngineRequest, TokenOutput
+from tandem.engine.request import EngineRequest
 from tandem.engine.runner import ModelRunner
-from tandem.engine.runner_protocol import LayersStored, SampleRow, StepBatch
 from tandem.engine.step_budget import SchedulerConfig
 from tandem.router.serving.grammar_check import check_grammar
 from tandem.router.serving.output_grammar import schema_grammar
@@ -63,21 +63,6 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--instances", type=int, default=24, help="in `drafts` (default: 24)")
     parser.add_argument("--quantize", default="none", help="weights of both models (default: none)")
     return parser.parse_args(words)
-
-
-class ScriptedRunner(ModelRunner):
-    """Computes and samples every step, and then takes the tokens of `scripts`, by the seed of a request."""
-
-    scripts: Sequence[Sequence[int]] = ()
-
-    def step(
-        self, batch: StepBatch, rows: Sequence[SampleRow], on_layers: LayersStored | None = None
-    ) -> list[TokenOutput]:
-        results = super().step(batch, rows, on_layers)
-        for row, result in zip(rows, results, strict=True):
-            script = self.scripts[row.sampling.params.seed]
-            result.token = script[row.index] if row.index < len(script) else END
-        return results
 
 
 class Sample:

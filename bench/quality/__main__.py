@@ -7,7 +7,6 @@ Beside this project's precisions are those of GGUF, as the `gguf` package quanti
 from __future__ import annotations
 
 import math
-import os
 import statistics
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,10 +18,9 @@ import torch
 from torch import Tensor
 
 from bench.engine.quality import PRECISIONS, logits_of
+from bench.models import smollm2
 from bench.quality.texts import KINDS, QUESTIONS, calibration, windows
 from bench.report import Row, arguments_of, publish
-from tandem.controlplane.model_catalog import SMOLLM2
-from tandem.controlplane.model_download import pull
 from tandem.engine.calibration_text import MOST_TOKENS, CalibrationText, given_text
 from tandem.engine.runner import ModelRunner
 from tandem.router.tokenization.tokenizer import Tokenizer
@@ -61,8 +59,7 @@ def main() -> None:
     parser = arguments_of("quality", __doc__)
     parser.add_argument("--windows", type=int, default=6, help=f"of {WINDOW} tokens, for each kind of text")
     arguments = parser.parse_args()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tandem" / "bench-models"
-    file = pull(SMOLLM2, cache)
+    file = smollm2()
     with tempfile.TemporaryDirectory() as folder:
         rows, answers = measured(file, Path(folder), arguments.windows)
     publish(

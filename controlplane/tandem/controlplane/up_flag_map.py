@@ -27,6 +27,7 @@ FLAGS: Final = {
     "--transport": "worker.transport",
     "--threads": "worker.threads",
     "--deterministic": "worker.is_deterministic",
+    "--speculation": "worker.speculation",
     "--wire-codec": "worker.wire_codec",
     "--wire-codec-below": "worker.wire_codec_below_bytes_per_s",
     "--tp": "worker.tp",

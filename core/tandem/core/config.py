@@ -151,6 +151,15 @@ class RoleSection:
     peak_bytes_per_s: Amount | None = None
 
 
+class SpeculationMode(StrEnum):
+    """Text that tokens are drafted from, beside grammars. OFF: none. PREDICTION: the client's own prediction. COPY:
+    that, and the prompt and the answer itself."""
+
+    OFF = "off"
+    PREDICTION = "prediction"
+    COPY = "copy"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSection:
     """`[worker]`: settings of every worker. `threads` 0 = cores divided by ranks, at least 1.
@@ -189,6 +198,7 @@ class WorkerSection:
     chunk_tokens: Positive = 512
     max_step_s: Annotated[float, Bound(0, is_above=True)] = 0.2
     max_sequences: Positive = 64
+    speculation: SpeculationMode = SpeculationMode.PREDICTION
     queue_stretch: Amount = 10.0
     queue_max_overtake_s: Amount = 60.0
     layer_group: Count = 0

@@ -289,6 +289,11 @@ GRAMMAR_DRAFTS = _worker(
     _COUNTER, "tandem_grammar_drafts_total", "Tokens computed beside the one before them, as grammars left one text."
 )
 GRAMMAR_ACCEPTED_DRAFTS = _worker(_COUNTER, "tandem_grammar_accepted_drafts_total", "Of these, tokens of answers.")
+SPEC_DRAFTS = _worker(
+    _COUNTER, "tandem_spec_decode_num_drafts_total", "Drafts from copied text: one a choice and step."
+)
+SPEC_DRAFT_TOKENS = _worker(_COUNTER, "tandem_spec_decode_num_draft_tokens_total", "Tokens of these drafts.")
+SPEC_ACCEPTED_TOKENS = _worker(_COUNTER, "tandem_spec_decode_num_accepted_tokens_total", "Of them, tokens of answers.")
 WORKER_RECOMPUTED = _worker(
     _COUNTER, "tandem_worker_recomputed_tokens_total",
     'Tokens computed again by `cause`: "preempted", what a request had before and did not find cached when it came '

@@ -17,6 +17,7 @@ MAX_BAD_WORDS = 512
 """Token sequences; a word given as text has two, one of them with a space in front."""
 MAX_BAD_WORD_TOKENS = 64
 MAX_TOP_K = 2**32 - 1
+MAX_PREDICTION_TOKENS = 1 << 17
 MIN_REPETITION_PENALTY = 1e-3
 """Below, fp32 scores that are divided by it could overflow."""
 
@@ -39,6 +40,9 @@ class SamplingParams:
     only where the answer may end by it. Where other settings would leave no token to choose, the grammar decides.
 
     `thoughts` bounds what the model thinks before it answers: the tokens that it forces come before all else.
+
+    `prediction` are tokens that the client expects; drafts are copied from them. With `without_drafts` nothing is
+    drafted but what a grammar forces. Neither changes an answer.
 
     `prompt_logprobs` asks for the log-probability of every prompt token but the first, and as many alternatives.
     """
@@ -63,6 +67,8 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     grammar: str = ""
     thoughts: ThoughtBudget | None = None
+    prediction: tuple[int, ...] = ()
+    without_drafts: bool = False
 
     @property
     def is_greedy(self) -> bool:
@@ -105,6 +111,11 @@ class SamplingParams:
             _check("bad_words", 1 <= len(word) <= MAX_BAD_WORD_TOKENS, f"a sequence of {len(word)} tokens",
                    f"1 to {MAX_BAD_WORD_TOKENS} tokens long")  # fmt: skip
             _check_ids("bad_words", word, vocab_size)
+        count = len(self.prediction)
+        _check(
+            "prediction", count <= MAX_PREDICTION_TOKENS, f"{count} tokens", f"at most {MAX_PREDICTION_TOKENS} tokens"
+        )
+        _check_ids("prediction", self.prediction, vocab_size)
         if self.thoughts is not None:
             for name in ("begin", "ends", "closing", "last_closing"):
                 tokens = getattr(self.thoughts, name)

@@ -85,7 +85,7 @@ class Engine:
         self.pace = StepPace(self.config, self.blocks.block_tokens)
         scored = _SCORED_LOGITS // runner.vocab_size
         self.swap = swap
-        self.scheduler = Scheduler(self.blocks, self.config, self.pace, scored, swap)
+        self.scheduler = Scheduler(self.blocks, self.config, self.pace, scored, swap, self._eos)
         self.grammars = grammars
         self._awaited = AwaitedGrammars(grammars)
         self._arrivals = 0
@@ -253,6 +253,8 @@ class Engine:
         if plan.items and not failed:
             took_s = ended_s - started_s
             self.pace.observe(plan.prefill_tokens, plan.decode_tokens, took_s, plan.prefill_attended)
+            if not plan.prefill_tokens:
+                self.scheduler.drafts.controller.observe_step(plan.decode_tokens, took_s)
         return StepResult(
             outputs=tuple(outputs), prefilled=slices, preempted=tuple(plan.preempted),
             recomputed_tokens=plan.recomputed_tokens,
@@ -303,6 +305,7 @@ class Engine:
                 self._early.append((state, _output(request.key, sequence, None)))
         state.is_forked = len(state.live) <= 1
         self._awaited.add(state)
+        self.scheduler.drafts.follow(state)
         return state
 
     def _take_grammars(self, failed: dict[str, Exception]) -> None:
@@ -406,7 +409,8 @@ class Engine:
                 continue
             if item.drafts:
                 tokens = verified(item, tokens)
-                self._awaited.count_drafts(len(item.drafts), len(tokens) - 1)
+                counting = self._awaited if item.sequence.sampling.drafter is None else self.scheduler.drafts.controller
+                counting.count_drafts(len(item.drafts), len(tokens) - 1)
                 sampling_choices = [item.sequence] * len(tokens)
             for sequence, result in zip(sampling_choices, tokens, strict=True):
                 if not sequence.sampling.grammar_error:  # as its mask found it

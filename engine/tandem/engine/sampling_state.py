@@ -13,6 +13,7 @@ from tandem.engine.thought_counter import ThoughtCounter
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from tandem.engine.draft_controller import Drafter
     from tandem.engine.output_matcher import OutputMatcher
 
 
@@ -20,11 +21,12 @@ class ChoiceSampling:
     """Sampling state of one choice: its settings and the tokens it has seen.
 
     `eos_token_ids` are the model's; `min_tokens` keeps them back. `matcher` follows the grammar, once `follow` was
-    called; None without one. `thoughts`: None = they have no bound, or are over.
+    called; None without one. `drafter` copies drafts from texts, where that was asked for. `thoughts`: None = they have
+    no bound, or are over.
     """
 
     __slots__ = (
-        "allowed_ids", "changes_scores", "choice", "counts", "ending", "has_bias", "has_filter", "has_mask",
+        "allowed_ids", "changes_scores", "choice", "counts", "drafter", "ending", "has_bias", "has_filter", "has_mask",
         "has_penalty", "is_plain", "matcher", "new_ids", "params", "prompt", "prompt_ids", "recent", "thoughts",
         "words",
     )  # fmt: skip
@@ -43,6 +45,7 @@ class ChoiceSampling:
         self.has_filter = bool(params.top_k or params.top_p < 1.0 or params.min_p > 0.0)
         self.has_mask = bool(params.min_tokens or params.bad_words or params.allowed_token_ids)
         self.matcher: OutputMatcher | None = None
+        self.drafter: Drafter | None = None
         self.thoughts = None if params.thoughts is None else ThoughtCounter(params.thoughts)
         self._classify()
         self.prompt = frozenset(prompt) if params.repetition_penalty != 1.0 else frozenset()
@@ -63,6 +66,8 @@ class ChoiceSampling:
         self.recent.append(token)
         if self.matcher is not None:
             self.matcher.advance(token)
+        if self.drafter is not None:
+            self.drafter.add(token)
         if self.thoughts is not None:
             self.thoughts.add(token)
             if self.thoughts.is_over:
@@ -82,11 +87,23 @@ class ChoiceSampling:
         self.matcher = matcher
 
     def drafts(self, most: int) -> tuple[int, ...]:
-        """At most `most` output tokens that probably come next by the grammar. None where scores depend on the tokens
-        before in more than the logits and the grammar."""
-        if self.matcher is None or self.thoughts is not None or self.has_penalty or self.has_mask or most < 1:
-            return ()
-        return self.matcher.drafts(most)
+        """At most `most` output tokens that probably come next by the grammar; none unless `may_draft`."""
+        return () if self.matcher is None or most < 1 or not self.may_draft else self.matcher.drafts(most)
+
+    @property
+    def may_draft(self) -> bool:
+        """False where scores depend on the tokens before in more than the logits and the grammar."""
+        return self.thoughts is None and not self.has_penalty and not self.has_mask
+
+    @property
+    def has_offer(self) -> bool:
+        """True if the drafter has tokens that may be next."""
+        return (
+            self.drafter is not None
+            and self.matcher is None
+            and self.may_draft
+            and self.drafter.span.source is not None
+        )
 
     @property
     def is_complete(self) -> bool:

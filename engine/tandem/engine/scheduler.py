@@ -15,20 +15,18 @@ from __future__ import annotations
 
 import heapq
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass, field
 
 from tandem.core.ledger import LedgerError
 from tandem.core.prefill_queue import QueuedWork, attended
 from tandem.engine.block_manager import BlockCopy, BlockSpace
+from tandem.engine.draft_planning import DraftPlanner
 from tandem.engine.request import EngineLoad
 from tandem.engine.sequence import Age, QueueState, RequestState, Sequence
 from tandem.engine.step_budget import REST_SHARE, SHORT_REST, SchedulerConfig, StepPace
 from tandem.engine.swapping import Swap
-
-MAX_DRAFTS = 8
-"""Of one choice in a step."""
 
 
 @dataclass(slots=True)
@@ -74,10 +72,12 @@ class Scheduler:
         pace: StepPace,
         max_scored_tokens: int,
         swap: Swap | None = None,
+        ending: Collection[int] = (),
     ) -> None:
         """`max_scored_tokens` bounds the prompt tokens with computed logits in one step; one block always fits. `swap`:
-        None = KV of preempted requests is computed again."""
+        None = KV of preempted requests is computed again. `ending`: tokens that end an answer are never drafted."""
         self._swap = swap
+        self.drafts = DraftPlanner(space, config.draft_rows, config.speculation, ending)
         self._space, self._config, self._pace = space, config, pace
         self._max_scored_tokens = max(max_scored_tokens, space.block_tokens)
         self._states: dict[str, RequestState] = {}
@@ -203,6 +203,8 @@ class Scheduler:
             state, sequence = item.state, item.sequence
             if item.end - item.start != 1 or len(item.sampling_choices) != 1 or sequence.sampling.changes_scores:
                 return None
+            if item.drafts or sequence.sampling.has_offer:
+                return None
             if len(sequence.outputs) + 1 >= state.request.sampling.max_tokens:
                 continue  # no other length ends it: requests fit into the context
             end = item.end + 1
@@ -245,23 +247,9 @@ class Scheduler:
                 items.append(StepItem(state, sequence, end - 1, end, [sequence], copies))
             if state.place is QueueState.RUNNING:
                 plan.items += items
-        self._plan_drafts(plan, limit)
+        self.drafts.plan(plan.items, limit)
         _count_decodes(plan)
         return [state for state in prefilling if state.place is QueueState.RUNNING]
-
-    def _plan_drafts(self, plan: StepPlan, limit: int) -> None:
-        """Add drafts to the decodes, oldest first: few enough for a step to stay hardly longer, and none for which a
-        block would have to be taken from another request."""
-        room = min(self._config.draft_rows, limit) - len(plan.items)
-        for item in plan.items:
-            if room <= 0:
-                break
-            sequence = item.sequence
-            left = item.state.request.sampling.max_tokens - len(sequence.outputs) - 1
-            drafts = sequence.sampling.drafts(min(room, left, MAX_DRAFTS))
-            if drafts and self._space.extend_ahead(item.state, sequence, item.end + len(drafts)):
-                item.drafts = drafts
-                room -= len(drafts)
 
     def _plan_prefills(self, plan: StepPlan, prefilling: list[RequestState], now_s: float) -> None:
         """Spend the rest of the budget on prompts, at least one block if any request waits and has room."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tandem.core.config import SpeculationMode
 from tandem.core.errors import ConfigError
 from tandem.core.prefill_queue import FIRST_COME, UNMEASURED, PrefillSpeed, QueueRules
 
@@ -34,6 +35,7 @@ class SchedulerConfig:
     (see WITHOUT_DECODES), and longer still where it would be mostly fixed cost (see FIXED_SHARE). `max_sequences`
     bounds decodes a step and admitted choices, `chunk_tokens` the prompt tokens of one request a step. `queue` orders
     prompts. `draft_rows`: decodes and drafts in a step with drafts; with more, each one would take about its own time.
+    `speculation`: the text that drafts are copied from, beside what grammars force.
     """
 
     max_step_tokens: int = 512
@@ -42,6 +44,7 @@ class SchedulerConfig:
     chunk_tokens: int = 512
     queue: QueueRules = FIRST_COME
     draft_rows: int = 16
+    speculation: SpeculationMode = SpeculationMode.PREDICTION
 
     def __post_init__(self) -> None:
         for name in ("max_step_tokens", "max_step_s", "max_sequences", "chunk_tokens"):

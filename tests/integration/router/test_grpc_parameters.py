@@ -53,6 +53,7 @@ def over_grpc(shared: RouterHarness, **fields: Any) -> list[i.GenerateResponse]:
         {"temperature": 0, "stop": ["e"], "include_stop_str_in_output": True},
         {"temperature": 0, "echo": True},
         {"temperature": 0, "echo": True, "max_tokens": 0},
+        {"temperature": 0, "speculative": False},
         {"temperature": 0, "cache_salt": "a"},
         {"temperature": 0, "prompt_cache_key": "a"},
     ],
@@ -71,6 +72,19 @@ def test_the_same_answer(shared: RouterHarness, fields: dict[str, Any]) -> None:
     assert whole.usage.completion_tokens == usage["completion_tokens"]
     http, rpc = (submit.sampling for submit in shared.workers["prefill-0"].submitted[-2:])
     assert http == rpc
+
+
+def test_prediction(shared: RouterHarness) -> None:
+    predicted = "a list of the words"
+    fields = {"max_tokens": 4, "seed": 1}
+    answer = over_http(shared, **fields, prediction={"type": "content", "content": predicted})
+    assert answer["usage"]["completion_tokens_details"].keys() == {
+        "accepted_prediction_tokens", "rejected_prediction_tokens",
+    }  # fmt: skip
+    over_grpc(shared, **fields, prediction=predicted)
+    http, rpc = (submit.sampling for submit in shared.workers["prefill-0"].submitted[-2:])
+    assert http == rpc
+    assert len(rpc.prediction) > 3
 
 
 def test_bad_words(shared: RouterHarness) -> None:

@@ -16,7 +16,7 @@ from tests.unit.engine.bundled import MODEL
 def new_engine() -> Callable[..., Engine]:
     runners: dict[int, ModelRunner] = {}
 
-    def make(num_blocks: int = 200, grammars: OutputGrammars | None = None, **config: int) -> Engine:
+    def make(num_blocks: int = 200, grammars: OutputGrammars | None = None, **config: object) -> Engine:
         if num_blocks not in runners:
             runners[num_blocks] = ModelRunner(
                 model_dir=MODEL, dtype="float32", num_blocks=num_blocks, max_model_len=min(512, 16 * num_blocks)

@@ -19,6 +19,7 @@ READ_BY_THE_MODEL = {
     "CalledFunction.arguments", "FunctionCallItem.arguments", "CallOutputItem.output", "OutputPart.text",
     "CustomCallItem.input", "CalledCustomTool.input",
     "TokenizeRequest.prompt", "CompletionRequest.prompt", "ResponseRequest.input", "ResponseRequest.instructions",
+    "Prediction.content", "PredictedPart.text",
     "MessageParam.content", "TextBlock.text", "ThinkingBlock.thinking", "ToolResultBlock.content",
     "CountTokensRequest.system", "MessagesRequest.system",
 }  # fmt: skip

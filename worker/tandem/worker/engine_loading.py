@@ -141,6 +141,7 @@ def engine_over(runner: Runner, config: WorkerConfig, swap: Swap | None = None) 
         max_step_s=settings.max_step_s,
         max_sequences=settings.max_sequences,
         chunk_tokens=settings.chunk_tokens,
+        speculation=settings.speculation,
         queue=QueueRules(stretch=settings.queue_stretch, max_overtake_s=settings.queue_max_overtake_s),
     )
     return Engine(runner, config=scheduling, clock=MonotonicClock(), swap=swap, grammars=_open_grammars(config, runner))

@@ -134,6 +134,7 @@ class LoadMeter:
         context.counters.update(context.peaks)
         if engine.grammars is not None:
             context.counters.update(engine.grammars.counters())
+        context.counters.update(engine.scheduler.drafts.controller.counters())
         if engine.swap is not None:
             context.counters[names.counter_key(names.PREEMPTED_SWAPPED)] = float(engine.swap.requests)
         return to_proto(

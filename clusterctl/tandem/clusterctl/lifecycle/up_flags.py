@@ -11,7 +11,7 @@ import typer
 
 from tandem.controlplane.up_flag_map import FLAGS
 from tandem.core import config_loader
-from tandem.core.config import Anonymous, ClusterConfig, Disaggregation, LauncherName
+from tandem.core.config import Anonymous, ClusterConfig, Disaggregation, LauncherName, SpeculationMode
 from tandem.core.errors import ConfigError
 from tandem.core.files import expand_user, unwritable
 from tandem.core.kv_compatibility import ALWAYS_BYTES_PER_S
@@ -106,6 +106,13 @@ class UpFlags:
     ] = None
     wire_codec_below: Annotated[
         str | None, typer.Option(help="A link measured below this many bytes/s is slow, such as 125MB; or always.")
+    ] = None
+    speculation: Annotated[
+        SpeculationMode | None,
+        typer.Option(
+            help="Text that tokens are drafted from: prediction (the client's own), copy (that, and what prompt and "
+            "answer repeat) or off. Answers stay the same."
+        ),
     ] = None
     deterministic: Annotated[
         bool | None,

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etandem/rpc/v1/generation.proto\x12\rtandem.rpc.v1\"\xe1\x04\n\x0eSamplingParams\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\t\n\x01n\x18\x02 \x01(\r\x12\x13\n\x0btemperature\x18\x03 \x01(\x01\x12\r\n\x05top_p\x18\x04 \x01(\x01\x12\r\n\x05top_k\x18\x05 \x01(\r\x12\r\n\x05min_p\x18\x06 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\t \x01(\x01\x12\x0c\n\x04seed\x18\n \x01(\x12\x12\x16\n\x0estop_token_ids\x18\x0b \x03(\r\x12\x12\n\nignore_eos\x18\x0c \x01(\x08\x12@\n\nlogit_bias\x18\r \x03(\x0b\x32,.tandem.rpc.v1.SamplingParams.LogitBiasEntry\x12\x15\n\x08logprobs\x18\x0e \x01(\rH\x00\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x0f \x01(\r\x12)\n\tbad_words\x18\x10 \x03(\x0b\x32\x16.tandem.rpc.v1.BadWord\x12\x19\n\x11\x61llowed_token_ids\x18\x11 \x03(\r\x12\x1c\n\x0fprompt_logprobs\x18\x12 \x01(\rH\x01\x88\x01\x01\x12\x0f\n\x07grammar\x18\x13 \x01(\t\x12.\n\x08thoughts\x18\x14 \x01(\x0b\x32\x1c.tandem.rpc.v1.ThoughtBudget\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"u\n\rThoughtBudget\x12\x0e\n\x06tokens\x18\x01 \x01(\r\x12\r\n\x05\x62\x65gin\x18\x02 \x03(\r\x12\x0c\n\x04\x65nds\x18\x03 \x03(\r\x12\x0f\n\x07\x63losing\x18\x04 \x03(\r\x12\x14\n\x0clast_closing\x18\x05 \x03(\r\x12\x10\n\x08is_begun\x18\x06 \x01(\x08\"\x19\n\x07\x42\x61\x64Word\x12\x0e\n\x06tokens\x18\x01 \x03(\r\",\n\nTopLogprob\x12\r\n\x05token\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"d\n\x0cTokenLogprob\x12\r\n\x05token\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12&\n\x03top\x18\x03 \x03(\x0b\x32\x19.tandem.rpc.v1.TopLogprob\x12\x0c\n\x04rank\x18\x04 \x01(\r\"Z\n\x0b\x43hoiceState\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12+\n\x06\x66inish\x18\x03 \x01(\x0e\x32\x1b.tandem.rpc.v1.FinishReason\"j\n\rHandoffTiming\x12\x15\n\rticket_wait_s\x18\x01 \x01(\x01\x12\x18\n\x10sample_to_step_s\x18\x02 \x01(\x01\x12\x13\n\x0blast_wire_s\x18\x03 \x01(\x01\x12\x13\n\x0bstep_rest_s\x18\x04 \x01(\x01*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etandem/rpc/v1/generation.proto\x12\rtandem.rpc.v1\"\x8d\x05\n\x0eSamplingParams\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\t\n\x01n\x18\x02 \x01(\r\x12\x13\n\x0btemperature\x18\x03 \x01(\x01\x12\r\n\x05top_p\x18\x04 \x01(\x01\x12\r\n\x05top_k\x18\x05 \x01(\r\x12\r\n\x05min_p\x18\x06 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\t \x01(\x01\x12\x0c\n\x04seed\x18\n \x01(\x12\x12\x16\n\x0estop_token_ids\x18\x0b \x03(\r\x12\x12\n\nignore_eos\x18\x0c \x01(\x08\x12@\n\nlogit_bias\x18\r \x03(\x0b\x32,.tandem.rpc.v1.SamplingParams.LogitBiasEntry\x12\x15\n\x08logprobs\x18\x0e \x01(\rH\x00\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x0f \x01(\r\x12)\n\tbad_words\x18\x10 \x03(\x0b\x32\x16.tandem.rpc.v1.BadWord\x12\x19\n\x11\x61llowed_token_ids\x18\x11 \x03(\r\x12\x1c\n\x0fprompt_logprobs\x18\x12 \x01(\rH\x01\x88\x01\x01\x12\x0f\n\x07grammar\x18\x13 \x01(\t\x12.\n\x08thoughts\x18\x14 \x01(\x0b\x32\x1c.tandem.rpc.v1.ThoughtBudget\x12\x12\n\nprediction\x18\x15 \x03(\r\x12\x16\n\x0ewithout_drafts\x18\x16 \x01(\x08\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"u\n\rThoughtBudget\x12\x0e\n\x06tokens\x18\x01 \x01(\r\x12\r\n\x05\x62\x65gin\x18\x02 \x03(\r\x12\x0c\n\x04\x65nds\x18\x03 \x03(\r\x12\x0f\n\x07\x63losing\x18\x04 \x03(\r\x12\x14\n\x0clast_closing\x18\x05 \x03(\r\x12\x10\n\x08is_begun\x18\x06 \x01(\x08\"\x19\n\x07\x42\x61\x64Word\x12\x0e\n\x06tokens\x18\x01 \x03(\r\",\n\nTopLogprob\x12\r\n\x05token\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"d\n\x0cTokenLogprob\x12\r\n\x05token\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12&\n\x03top\x18\x03 \x03(\x0b\x32\x19.tandem.rpc.v1.TopLogprob\x12\x0c\n\x04rank\x18\x04 \x01(\r\"Z\n\x0b\x43hoiceState\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12+\n\x06\x66inish\x18\x03 \x01(\x0e\x32\x1b.tandem.rpc.v1.FinishReason\"j\n\rHandoffTiming\x12\x15\n\rticket_wait_s\x18\x01 \x01(\x01\x12\x18\n\x10sample_to_step_s\x18\x02 \x01(\x01\x12\x13\n\x0blast_wire_s\x18\x03 \x01(\x01\x12\x13\n\x0bstep_rest_s\x18\x04 \x01(\x01*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,22 +33,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=1155
-  _globals['_FINISHREASON']._serialized_end=1250
+  _globals['_FINISHREASON']._serialized_start=1199
+  _globals['_FINISHREASON']._serialized_end=1294
   _globals['_SAMPLINGPARAMS']._serialized_start=50
-  _globals['_SAMPLINGPARAMS']._serialized_end=659
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=578
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=626
-  _globals['_THOUGHTBUDGET']._serialized_start=661
-  _globals['_THOUGHTBUDGET']._serialized_end=778
-  _globals['_BADWORD']._serialized_start=780
-  _globals['_BADWORD']._serialized_end=805
-  _globals['_TOPLOGPROB']._serialized_start=807
-  _globals['_TOPLOGPROB']._serialized_end=851
-  _globals['_TOKENLOGPROB']._serialized_start=853
-  _globals['_TOKENLOGPROB']._serialized_end=953
-  _globals['_CHOICESTATE']._serialized_start=955
-  _globals['_CHOICESTATE']._serialized_end=1045
-  _globals['_HANDOFFTIMING']._serialized_start=1047
-  _globals['_HANDOFFTIMING']._serialized_end=1153
+  _globals['_SAMPLINGPARAMS']._serialized_end=703
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=622
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=670
+  _globals['_THOUGHTBUDGET']._serialized_start=705
+  _globals['_THOUGHTBUDGET']._serialized_end=822
+  _globals['_BADWORD']._serialized_start=824
+  _globals['_BADWORD']._serialized_end=849
+  _globals['_TOPLOGPROB']._serialized_start=851
+  _globals['_TOPLOGPROB']._serialized_end=895
+  _globals['_TOKENLOGPROB']._serialized_start=897
+  _globals['_TOKENLOGPROB']._serialized_end=997
+  _globals['_CHOICESTATE']._serialized_start=999
+  _globals['_CHOICESTATE']._serialized_end=1089
+  _globals['_HANDOFFTIMING']._serialized_start=1091
+  _globals['_HANDOFFTIMING']._serialized_end=1197
 # @@protoc_insertion_point(module_scope)

@@ -370,6 +370,10 @@ def _sampling(sampling: i.GenerateSampling) -> dict[str, Any]:
     given = {name: getattr(sampling, name) for name in _SAMPLING_FIELDS if sampling.HasField(name)}  # type: ignore[arg-type]
     if sampling.HasField("best_of"):
         given["n"] = sampling.best_of
+    if sampling.HasField("prediction"):
+        given["prediction"] = sampling.prediction
+    if sampling.HasField("speculative") and not sampling.speculative:
+        given["without_drafts"] = True
     if sampling.stop_token_ids:
         given["stop_token_ids"] = tuple(sampling.stop_token_ids)
     if sampling.allowed_token_ids:

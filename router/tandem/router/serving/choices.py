@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tandem.core.handoff import TokenLogprob
+from tandem.core.span_copy import SpanCopy
 from tandem.core.state_enums import FinishReason
 from tandem.router.dispatch.inflight_request import Echo, GenerationRequest
 from tandem.router.output_formats.events import Content, Event, Reasoning
@@ -53,6 +54,8 @@ class Choice:
         self._detokenizer = tokenizer.marking_detokenizer(marks) if marks else tokenizer.detokenizer()
         self._shows_reasoning = work.shows_reasoning
         self.reasoning_tokens = 0
+        predicted = work.sampling.prediction
+        self._prediction = SpanCopy(predicted) if predicted else None
         self._matcher = StopMatcher(work.stop, is_included=work.includes_stop)
         self._min_tokens, self._includes_stop = work.sampling.min_tokens, work.includes_stop
         self._echo, self._is_echo_alone = work.echo, work.is_echo_alone
@@ -67,6 +70,9 @@ class Choice:
 
     def add(self, chunk: TokenChunk, update: ChoiceUpdate) -> None:
         tokens = chunk.tokens
+        if self._prediction is not None:
+            for token in tokens:
+                self._prediction.add(token)
         if self._is_plain and chunk.finish is None:  # as nearly always
             update.text += self._detokenizer.add(tokens)
             update.tokens.extend(tokens)
@@ -106,6 +112,11 @@ class Choice:
                 may_stop = self.token_count > self._min_tokens
                 self._show(self._matcher.add(self._detokenizer.finish(), may_stop=may_stop), (), update)
                 self._finish(FinishReason.STOP if self._matcher.is_stopped else chunk.finish, update)
+
+    @property
+    def predicted_tokens(self) -> int:
+        """Its tokens that the prediction has, where the answer followed it."""
+        return self._prediction.hits if self._prediction is not None else 0
 
     @property
     def parse_failures(self) -> int:

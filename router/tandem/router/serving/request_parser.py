@@ -13,7 +13,7 @@ from typing import Any
 from tandem.core.config import ServedModel
 from tandem.core.errors import ContextLengthError, InvalidGrammarError, InvalidRequestError, UnknownModelError
 from tandem.core.output_grammar import OutputGrammar
-from tandem.core.sampling import SamplingParams
+from tandem.core.sampling import MAX_PREDICTION_TOKENS, SamplingParams
 from tandem.router.dispatch.inflight_request import Echo, GenerationRequest
 from tandem.router.error_quoting import quoted
 from tandem.router.output_formats.registry import ModelFormats, formats_of
@@ -174,6 +174,8 @@ class RequestParser:
         if ask.bad_words:
             check_words(ask.bad_words)
             more["bad_words"] = await word_tokens(ask.bad_words, model.tokenizer)
+        if predicted := ask.options.get("prediction"):
+            more["prediction"] = await _predicted_tokens(predicted, model.tokenizer)
         for given in ask.tools.customs.values() if ask.tools is not None else ():
             if given is not None:
                 await check_grammar(OutputGrammar(given.lark, f"{given.param}.definition", is_written=True))
@@ -448,6 +450,15 @@ def check_words(words: Sequence[str]) -> None:
         if not 1 <= len(word) <= MAX_WORD_CHARS:
             why = f"each must have 1 to {MAX_WORD_CHARS} characters"
             raise InvalidRequestError(f"bad_words has a word of {len(word)} characters", why=why, param="bad_words")
+
+
+async def _predicted_tokens(text: str, tokenizer: Tokenizer) -> tuple[int, ...]:
+    most = MAX_PREDICTION_TOKENS
+    try:
+        return tuple(await tokenizer.encode(text, add_special_tokens=False, most_tokens=most))
+    except ContextLengthError:
+        what, why = "prediction is too long", f"it must have at most {most} tokens"
+        raise InvalidRequestError(what, why=why, todo="leave out what will change", param="prediction") from None
 
 
 async def word_tokens(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:

@@ -40,6 +40,8 @@ class TokenUsage:
     cached_tokens: int
     reasoning_tokens: int | None = None
     """Among the completion's; None = the model marks no reasoning."""
+    predicted_tokens: tuple[int, int] | None = None
+    """Tokens of the prediction that choices followed, and those that they did not; None = none was given."""
 
 
 class ResponseFactory:
@@ -229,7 +231,14 @@ class ResponseStream:
             completion_tokens=sum(choice.token_count for choice in self._choices),
             cached_tokens=sum(flight.cached_tokens or 0 for flight in self._flights),
             reasoning_tokens=sum(choice.reasoning_tokens for choice in self._choices) if self._reasons else None,
+            predicted_tokens=self._predicted(),
         )
+
+    def _predicted(self) -> tuple[int, int] | None:
+        """Of all choices."""
+        predicted = sum(len(work.sampling.prediction) * work.sampling.n for work in self._works)
+        found = sum(choice.predicted_tokens for choice in self._choices) if predicted else 0
+        return (found, max(0, predicted - found)) if predicted else None
 
     def cancel(self, error: TandemError) -> None:
         """End the answer now; the reader of `next` gets `error`."""

@@ -53,14 +53,17 @@ class ResponseFrame:
 
 
 def usage_object(usage: TokenUsage) -> dict[str, Any]:
-    reasoning = usage.reasoning_tokens
-    details = {} if reasoning is None else {"completion_tokens_details": {"reasoning_tokens": reasoning}}
+    details = {} if usage.reasoning_tokens is None else {"reasoning_tokens": usage.reasoning_tokens}
+    if usage.predicted_tokens is not None:
+        details |= zip(
+            ("accepted_prediction_tokens", "rejected_prediction_tokens"), usage.predicted_tokens, strict=True
+        )
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        **details,
+        **({"completion_tokens_details": details} if details else {}),
     }
 
 

@@ -38,14 +38,20 @@ class ReasoningTokens(Documented):
     reasoning_tokens: int
 
 
+class CompletionDetails(Documented):
+    reasoning_tokens: int | None = None
+    accepted_prediction_tokens: int | None = None
+    rejected_prediction_tokens: int | None = None
+
+
 class UsageModel(Documented):
-    """Reasoning is counted for models that mark it."""
+    """Reasoning is counted for models that mark it, predicted tokens where the request has a prediction."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
-    completion_tokens_details: ReasoningTokens | None = None
+    completion_tokens_details: CompletionDetails | None = None
 
 
 class TopLogprob(Documented):

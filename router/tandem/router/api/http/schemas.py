@@ -18,6 +18,7 @@ from pydantic import Discriminator, Field, Tag, ValidatorFunctionWrapHandler, Wr
 from tandem.core.errors import InvalidRequestError, UnsupportedParameterError
 from tandem.core.sampling import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKEN_IDS
 from tandem.router.api.http.output_fields import CONSTRAINTS, OutputFields, output_grammar_of
+from tandem.router.api.http.speculation_fields import SpeculationFields, drafting_of
 from tandem.router.api.http.strict_models import FIRST_ERROR, Strict
 from tandem.router.api.http.tool_fields import (
     REASONING,
@@ -60,7 +61,6 @@ _NEUTRAL_ANYWHERE: dict[str, tuple[Any, ...]] = {
     "length_penalty": (None, 1),
     "lora_path": _NOTHING,
     "moderation": _NOTHING,
-    "prediction": _NOTHING,
     "prompt_cache_retention": (None, "in_memory", "in-memory"),
     "prompt_embeds": _NOTHING,
     "regex": _NOTHING,
@@ -128,7 +128,7 @@ def _shown(row: list[Any]) -> list[Any]:
     return row[:1] + [one for one in row[1:] if type(one) is not int][:1]
 
 
-class SamplingFields(OutputFields):
+class SamplingFields(OutputFields, SpeculationFields):
     """Fields that both APIs share."""
 
     model: Name
@@ -471,7 +471,7 @@ def _sampling(body: SamplingFields) -> dict[str, Any]:
         given["allowed_token_ids"] = tuple(body.allowed_token_ids)
     if body.logit_bias is not None:
         given["logit_bias"] = _logit_bias(body.logit_bias)
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: value for name, value in given.items() if value is not None} | drafting_of(body)
 
 
 def _logit_bias(biases: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
