@@ -1,4 +1,4 @@
-"""What drafts of copied text save, of a real model: SmolLM2, alone and eight requests at once, beside the same without.
+"""Measure what drafts of copied text save with SmolLM2, alone and with eight requests at once, beside none.
 
 Tasks: `edit`, a text that is written again with a word replaced, with the text as the client's prediction; `rewrite`,
 the same where only the prompt has the text; `chat`, questions whose answers repeat little. `planted`: each step is
@@ -79,7 +79,7 @@ def measured(name: str, arguments: argparse.Namespace) -> list[Row]:
     if "tasks" in arguments.parts:
         for batch in BATCHES:
             for task, prompts, predictions in tasks(tokenizer, batch):
-                modes = {
+                modes: dict[str, Setting] = {
                     "off": (SpeculationMode.OFF, [()] * batch, None),
                     "prediction": (SpeculationMode.PREDICTION, predictions, None),
                     "copy": (SpeculationMode.COPY, [()] * batch, None),

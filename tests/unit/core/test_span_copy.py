@@ -1,4 +1,4 @@
-"""What an answer may repeat is offered: from a prediction, from the prompt and from the answer itself."""
+"""Text that an answer may repeat is offered: from a prediction, from the prompt and from the answer itself."""
 
 import random
 
