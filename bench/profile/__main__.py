@@ -1,4 +1,8 @@
-"""What a client waits for and which functions that time goes to: 1k-token prompts one by one, and 32 streams."""
+"""Measure the functions a client's time goes to, with 1k-token prompts and with 32 streams, and the parts of a step.
+
+`served`: both loads over 1+1 with the bundled model. `step`: a decode step of one request with SmolLM2, in the kernels'
+C code and between its calls.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from pathlib import Path
 from random import Random
 
 from bench.load import TimedAnswer, ask, body_of, check_served
+from bench.profile.between_calls import every_format
 from bench.profile.sampling import LIBRARIES, MODEL, watched
 from bench.report import Row, arguments_of, publish
 from tools.running_cluster import Cluster, running
@@ -104,18 +109,27 @@ def measure(cluster: Cluster, case: str, load: Load, seconds: float, seed: int) 
 
 
 def main() -> int:
-    """Runs the command line; 0 when everything was measured."""
+    """Run the command line; 0 when everything was measured."""
     parser = arguments_of("profile", __doc__)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each load, once with and once without profiler")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--parts", nargs="+", choices=("step", "served"), default=["step", "served"])
     arguments = parser.parse_args()
+    rows = every_format() if "step" in arguments.parts else []
+    if "served" in arguments.parts:
+        rows += served(arguments.seconds, arguments.seed)
+    publish("profile", rows, arguments.out)
+    return 0
+
+
+def served(seconds: float, seed: int) -> list[Row]:
+    """Both loads, each as it is and with the profiler."""
     rows = []
     with running(*FLAGS) as cluster:
         for case, load in (("1k tokens, one by one", one_by_one), (f"{STREAMS} streams", streams)):
-            print(f"{case}: {arguments.seconds:g} s as it is, and again with the profiler", flush=True)
-            rows += measure(cluster, case, load, arguments.seconds, arguments.seed)
-    publish("profile", rows, arguments.out)
-    return 0
+            print(f"{case}: {seconds:g} s as it is, and again with the profiler", flush=True)
+            rows += measure(cluster, case, load, seconds, seed)
+    return rows
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from tandem.engine.logits_processors import apply_bias, apply_masks, apply_penal
 from tandem.engine.request import TokenOutput
 from tandem.engine.runner_protocol import SampleRow
 from tandem.engine.step_tensors import Download, upload
-from tandem.engine.token_drawing import choose_filtered, choose_unfiltered
+from tandem.engine.token_drawing import choose_filtered, choose_unfiltered, likeliest
 
 _CPU_PIECE = 65_536
 """Logits drawn from at once on a CPU: larger temporaries leave the cache and cost page faults (9 times as long)."""
@@ -70,7 +70,7 @@ def sample(logits: Tensor, rows: Sequence[SampleRow], *, may_change: bool = Fals
 def choose(logits: Tensor, rows: Sequence[SampleRow], *, may_change: bool = False) -> Choosing:
     """As `sample`, with asynchronous results: on a GPU nothing here waits for the device, unless a row has penalties,
     a bias or forbidden tokens. Operations queued behind may overwrite the logits."""
-    values, best = logits.max(dim=-1)
+    values, best = likeliest(logits)
     device = logits.device
     is_in_order = len(rows) == len(logits) and all(place == row.row for place, row in enumerate(rows))
     tokens = best if is_in_order else best[upload([row.row for row in rows], torch.int64, device)]
@@ -116,7 +116,7 @@ def _choose(logits: Tensor, rows: Sequence[SampleRow], chosen: list[int], tokens
         apply_bias(scores, states)
         apply_masks(scores, some)
         if len(random) < len(some):
-            _put(tokens, chosen, scores.argmax(dim=-1))
+            _put(tokens, chosen, likeliest(scores)[1])
     for is_filtered, draw in ((False, _unfiltered), (True, _filtered)):
         part = [i for i in random if some[i].sampling.has_filter is is_filtered]
         size = max(1, _CPU_PIECE // scores.shape[1]) if scores.device.type == "cpu" else len(some)

@@ -24,7 +24,7 @@ from tandem.engine.request import TokenOutput
 from tandem.engine.runner_protocol import SampleRow
 from tandem.engine.sampler import sample, uniform
 from tandem.engine.sampling_state import ChoiceSampling
-from tandem.engine.token_drawing import choose_filtered, kept_probabilities
+from tandem.engine.token_drawing import choose_filtered, kept_probabilities, likeliest
 from tandem.kernels.sample import choose_token
 
 VOCAB = 400
@@ -373,3 +373,25 @@ def test_arguments_that_do_not_fit_are_named() -> None:
         choose_token(scores, top_k[:4], one, one, one)
     with pytest.raises(TypeError, match=r"expected torch\.float64, got torch\.float32"):
         choose_token(scores, top_k, one.float(), one, one)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 9])
+@pytest.mark.parametrize("vocab", [49_152, 151_936, 1_000, 96, 259])
+def test_likeliest_is_the_first_maximum(rows: int, vocab: int) -> None:
+    """Of ties, NaN and rows without a finite number, too, in vocabularies with and without pieces."""
+    dice = torch.Generator().manual_seed(rows + vocab)
+    for kind in ("ties", "numbers", "nan", "infinite"):
+        scores = torch.randn((rows, vocab), generator=dice)
+        if kind == "ties":
+            scores = scores.round()
+        if kind == "nan":
+            scores[:, torch.randint(vocab, (3,), generator=dice)] = math.nan
+        if kind == "infinite":
+            scores.fill_(-math.inf)
+        values, tokens = likeliest(scores)
+        wanted = [
+            row.index(max(row)) if kind != "nan" else row.isnan().nonzero()[0].item()
+            for row in (scores if kind == "nan" else scores.tolist())
+        ]
+        assert tokens.tolist() == wanted, kind
+        torch.testing.assert_close(values, scores.amax(dim=-1), rtol=0, atol=0, equal_nan=True)
