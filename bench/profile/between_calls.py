@@ -50,7 +50,7 @@ def timed_calls() -> Iterator[Computing]:
         computing.calls += 1
         return answer
 
-    CpuLibrary.call_with = call_with  # type: ignore[method-assign]
+    CpuLibrary.call_with = call_with  # type: ignore[assignment, method-assign]
     try:
         yield computing
     finally:
