@@ -18,7 +18,7 @@ from pydantic import Discriminator, Field, Tag, ValidatorFunctionWrapHandler, Wr
 from tandem.core.errors import InvalidRequestError, UnsupportedParameterError
 from tandem.core.sampling import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKEN_IDS
 from tandem.router.api.http.output_fields import CONSTRAINTS, OutputFields, output_grammar_of
-from tandem.router.api.http.speculation_fields import SpeculationFields, drafting_of
+from tandem.router.api.http.speculation_fields import DRAFTING, SpeculationFields, drafting_of
 from tandem.router.api.http.strict_models import FIRST_ERROR, Strict
 from tandem.router.api.http.tool_fields import (
     REASONING,
@@ -471,7 +471,8 @@ def _sampling(body: SamplingFields) -> dict[str, Any]:
         given["allowed_token_ids"] = tuple(body.allowed_token_ids)
     if body.logit_bias is not None:
         given["logit_bias"] = _logit_bias(body.logit_bias)
-    return {name: value for name, value in given.items() if value is not None} | drafting_of(body)
+    drafting = drafting_of(body) if body.model_fields_set & DRAFTING else {}
+    return {name: value for name, value in given.items() if value is not None} | drafting
 
 
 def _logit_bias(biases: Mapping[str, float]) -> tuple[tuple[int, float], ...]:

@@ -28,6 +28,9 @@ class SpeculationFields(Strict):
     speculative: bool | None = None
 
 
+DRAFTING = frozenset(SpeculationFields.model_fields)
+
+
 def drafting_of(body: SpeculationFields) -> dict[str, Any]:
     """Sampling options: the predicted text, which the parser makes tokens of, and whether drafts are unwanted."""
     options: dict[str, Any] = {}
