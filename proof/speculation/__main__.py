@@ -72,7 +72,7 @@ def main() -> int:
 
 
 def tried(record: Record, name: str, seed: int, numbers: Sequence[int], ends_s: float = math.inf) -> None:
-    """Ask a cluster for the requests, some at a time until that monotonic second; put outcomes and counters on record."""
+    """Ask a cluster for the requests, some at a time until that second; put outcomes and counters on record."""
     flags = ARRANGEMENTS[name]
     memory = () if "--kv-memory" in flags else ("--kv-memory", "256MiB")
     done = record.content.setdefault(name, {})
