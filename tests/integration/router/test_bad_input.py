@@ -119,6 +119,7 @@ CASES: list[tuple[str, dict[str, Any], int, str | None, str]] = [
     (CHAT, chat(prediction="text"), 400, "prediction", "invalid_request"),
     (CHAT, chat(prediction={"type": "file", "content": "a"}), 400, "prediction.type", "invalid_request"),
     (CHAT, chat(prediction={"type": "content", "content": "a b " * 140_000}), 400, "prediction", "invalid_request"),
+    (CHAT, chat(prediction={"type": "content", "content": "a b " * 9_000}), 400, "prediction", "invalid_request"),
     (CHAT, chat(speculative="no"), 400, "speculative", "invalid_request"),
     (CHAT, chat(reasoning_effort="high"), 400, "reasoning_effort", "unsupported_parameter"),
     (CHAT, chat(service_tier="priority"), 400, "service_tier", "invalid_request"),

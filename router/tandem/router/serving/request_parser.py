@@ -175,7 +175,7 @@ class RequestParser:
             check_words(ask.bad_words)
             more["bad_words"] = await word_tokens(ask.bad_words, model.tokenizer)
         if predicted := ask.options.get("prediction"):
-            more["prediction"] = await _predicted_tokens(predicted, model.tokenizer)
+            more["prediction"] = await _predicted_tokens(predicted, model.tokenizer, self.context_tokens(model))
         for given in ask.tools.customs.values() if ask.tools is not None else ():
             if given is not None:
                 await check_grammar(OutputGrammar(given.lark, f"{given.param}.definition", is_written=True))
@@ -452,8 +452,9 @@ def check_words(words: Sequence[str]) -> None:
             raise InvalidRequestError(f"bad_words has a word of {len(word)} characters", why=why, param="bad_words")
 
 
-async def _predicted_tokens(text: str, tokenizer: Tokenizer) -> tuple[int, ...]:
-    most = MAX_PREDICTION_TOKENS
+async def _predicted_tokens(text: str, tokenizer: Tokenizer, context: int) -> tuple[int, ...]:
+    """No more than a context: each choice keeps a table of them, in worker and router."""
+    most = min(context or MAX_PREDICTION_TOKENS, MAX_PREDICTION_TOKENS)
     try:
         return tuple(await tokenizer.encode(text, add_special_tokens=False, most_tokens=most))
     except ContextLengthError:
