@@ -7,6 +7,7 @@ import time
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
+from unittest.mock import patch
 
 import torch
 
@@ -50,11 +51,8 @@ def timed_calls() -> Iterator[Computing]:
         computing.calls += 1
         return answer
 
-    CpuLibrary.call_with = call_with  # type: ignore[assignment, method-assign]
-    try:
+    with patch.object(CpuLibrary, "call_with", call_with):
         yield computing
-    finally:
-        CpuLibrary.call_with = plain  # type: ignore[method-assign]
 
 
 def steps(name: str, threads: int) -> list[Row]:
@@ -94,7 +92,7 @@ def steps(name: str, threads: int) -> list[Row]:
 
 
 def every_format() -> list[Row]:
-    """Rows of each format with one and with two threads; torch keeps its number of threads afterwards."""
+    """Rows of each format with one and with two threads, which torch has afterwards."""
     rows: list[Row] = []
     for threads in (1, 2):
         torch.set_num_threads(threads)

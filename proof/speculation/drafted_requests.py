@@ -71,7 +71,8 @@ def drafted(seed: int, number: int, body: Mapping[str, Any], answer: Transcript)
     kind = dice.randrange(4)
     if kind == 0:
         return found
-    words = answer.choices[0].text.split(" ") if kind < 3 else dice.choices(WORDS, k=40)
+    given = answer.choices[0].text.split(" ") if answer.choices else []  # an error has none
+    words = given if kind < 3 else dice.choices(WORDS, k=40)
     share = dice.choice((0.0, 0.05, 0.3))
     changed: list[str] = []
     for word in words:
